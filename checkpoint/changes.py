@@ -1,6 +1,6 @@
 """What a person decides about a consumer's state: pure functions from head to head, for `store.amend`, and moves of checkpoints.
 
-Accept a gap, a restore or a topic that was created again, reset; and move checkpoints: to where another system has left
+Accept a gap, a restore or a topic that was created again, reset, delete; and move checkpoints: to where another system has left
 off, or over positions that shall not be waited for. Checkpoints move forward only: what batch records hold as seen is a redelivery
 wherever the checkpoint stands, so moving below it would repeat nothing. Called by `dedup consumer`, `dedup checkpoint list` and the runner.
 """
@@ -67,6 +67,15 @@ def reset(head: Head) -> Head:
         passed={},
         incarnation_ids={},
     )
+
+
+def deleted(head: Head) -> Head:
+    """What a consumer begins with that gets the name of a deleted one.
+
+    As after a reset, but a query that goes on where the deleted consumer was is refused: nobody has decided that it may. Its generation is
+    above its keyspace, which it is not after a reset.
+    """
+    return replace(reset(head), generation=head.generation + 2, incarnations={})
 
 
 @dataclass(frozen=True)

@@ -114,8 +114,11 @@ def is_older(head: Head, known: Head) -> bool:
 
 
 def refuse_older(head: Head, known: Head) -> None:
-    """Raise StoreRestored where this process has seen later decisions than the state has."""
-    if head.seq < known.seq:
+    """Raise StoreRestored where this process has seen later decisions than the state has.
+
+    Under a newer epoch the fence says more: the consumer may have been deleted, and another one may have its name.
+    """
+    if head.seq < known.seq and head.epoch <= known.epoch:
         raise StoreRestored(
             f"Consumer {head.consumer!r}: the state is at decision {head.seq}, this instance has seen decision {known.seq}: the state was "
             f"restored to an older time. Find out what is missing, run "

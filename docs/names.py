@@ -58,8 +58,8 @@ def _rows(path: str, members: list[str] | None) -> Iterator[str]:
     if inspect.isclass(thing) and not issubclass(thing, enum.Enum):
         names = [n for n, one in vars(thing).items() if not n.startswith("_") and _is_documented(one)] if members is None else members
         for name in names:
-            if _is_documented(vars(thing).get(name)):
-                yield _row(f"{public_name(path)}.{name}", vars(thing)[name])
+            if _is_documented(found := inspect.getattr_static(thing, name, None)):
+                yield _row(f"{public_name(path)}.{name}", found)
 
 
 def _is_documented(thing: Any) -> bool:

@@ -19,6 +19,7 @@ from dedup.cli import (
     checkpoint,
     consumer,
     dead_letter,
+    delete,
     exits,
     forget,
     lag,
@@ -61,6 +62,7 @@ verify.register(app)
 consumer.register(app)
 lag.register(consumer.commands)
 forget.register(consumer.commands)
+delete.register(consumer.commands)
 checkpoint.register(app)
 verify.register_batch(app)
 dead_letter.register(app)

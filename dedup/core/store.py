@@ -22,6 +22,7 @@ from deadletter.store import LetterStore
 from dedup.core.rows import Rows
 
 if TYPE_CHECKING:
+    from dedup.core.deletion import Deletion
     from dedup.core.messages import Messages, Outbox
     from dedup.core.retention import Remains, Upkept
     from dedup.core.steps import Merge, Step
@@ -138,6 +139,14 @@ class Store(LetterStore, Protocol):
 
         Args:
             although_behind: consumers that count as having read everything.
+        """
+
+    def delete_consumer(
+        self, consumer: str, *, although_running: bool = False, although_waiting: bool = False, dry_run: bool = False, by: str, reason: str
+    ) -> Deletion:
+        """Delete all that is kept of a consumer. No instance of it commits from then on; one that gets its name begins as a new one.
+
+        Raises ConfigError where there is none, Refused where it runs or something waits and that is not allowed.
         """
 
     def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from checkpoint.errors import CommitConflict, ConfigError
+from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
 from deadletter.letter import SEQUENCES
 from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.engine import Engine
-from dedup.delta.epoch import Turns, exists
+from dedup.delta.epoch import SmallFile, Turns, exists
 from dedup.delta.key_files import KeyFolder
-from dedup.delta.ledger import Header, Ledger
+from dedup.delta.ledger import DELETED, Header, Ledger
 from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import SPARK, StorageOptions, answering, consumer_name, filesystem, is_local, join, safe_name
 
 AMEND_ATTEMPTS = 20
+
+DELETIONS = "deleted"
+"""Folder of small files, one for each consumer that was deleted, or is about to be."""
 
 
 class States:
@@ -59,7 +62,19 @@ class States:
         selector = pafs.FileSelector("ledger", allow_not_found=True)
         with answering(self.root):
             found = filesystem(self.root, self.options).get_file_info(selector)
-        return sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+            hints = filesystem(self.root, self.options).get_file_info(pafs.FileSelector(DELETIONS, allow_not_found=True))
+        names = sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
+        perhaps = {consumer_name(info.base_name) for info in hints if info.type == pafs.FileType.File}
+        return [name for name in names if name not in perhaps or not self._is_deleted(name)]
+
+    def hint_of_deletion(self, consumer: str) -> SmallFile:
+        """Says that the ledger of this consumer has to be asked whether it is deleted. It is written before that is decided, and stays."""
+        return SmallFile(self.root, self.options, DELETIONS, safe_name(consumer))
+
+    def _is_deleted(self, consumer: str) -> bool:
+        with suppress(StoreRestored), self.caught_up(consumer) as state:
+            return state.header.kind == DELETED
+        return False
 
     @contextmanager
     def caught_up(self, consumer: str) -> Iterator[ConsumerState]:
@@ -71,10 +86,14 @@ class States:
 
     @contextmanager
     def existing(self, consumer: str) -> Iterator[ConsumerState]:
-        """The state as of now, for this thread alone. Raises ConfigError where there is no such consumer."""
+        """The state as of now, for this thread alone.
+
+        Raises ConfigError where there is no such consumer, Refused where it is being deleted.
+        """
         with self.caught_up(consumer) as state:
-            if state.table is None:
+            if state.table is None or state.header.kind == DELETED:
                 raise ConfigError(f"There is no consumer {consumer!r} in {self.root}. Known: {', '.join(self.names()) or 'none'}.")
+            state.require_not_deleted()
             yield state
 
     def header(self, consumer: str) -> Header:

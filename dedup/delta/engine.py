@@ -108,6 +108,10 @@ class Engine(Protocol):
         Raises StoreUnavailable.
         """
 
+    @property
+    def tells_files(self) -> bool:
+        """Whether `listed` tells the files of a snapshot."""
+
     def listed(self, table: DeltaTable) -> frozenset[str]:
         """Paths of the files of the snapshot; none where the engine does not tell. Raises StoreUnavailable."""
 
@@ -135,8 +139,12 @@ class Engine(Protocol):
     def compact(self, table: DeltaTable, target_size: int, row_group: int) -> None:
         """Few large files for many small ones. Crash: the old ones or the new ones are in the table."""
 
-    def vacuum(self, table: DeltaTable, *, full: bool) -> None:
-        """Delete files that left the table, or with `full` never came into it. Crash: some are deleted."""
+    def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
+        """Delete files that left the table, or with `full` never came into it. Crash: some are deleted.
+
+        Args:
+            at_once: also those that left it just now, if the engine can do that.
+        """
 
 
 class DeltaRs:
@@ -145,6 +153,7 @@ class DeltaRs:
     name = DELTA_RS
     reasons: tuple[str, ...] = ()
     skips = False
+    tells_files = True
     hidden: frozenset[str] = frozenset()
 
     def __init__(self, options: StorageOptions) -> None:
@@ -245,9 +254,9 @@ class DeltaRs:
         layout = WriterProperties(max_row_group_size=row_group, compression="SNAPPY")
         table.optimize.compact(target_size=target_size, writer_properties=layout)
 
-    def vacuum(self, table: DeltaTable, *, full: bool) -> None:
+    def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
         """Crash: some are deleted."""
-        table.vacuum(dry_run=False, full=full)
+        table.vacuum(0 if at_once else None, dry_run=False, enforce_retention_duration=not at_once, full=full)
 
 
 def _schema(table: DeltaTable) -> pa.Schema:
@@ -260,6 +269,7 @@ class SparkEngine:
     name = SPARK
     reasons: tuple[str, ...] = ("the store's engine is Spark",)
     skips = True
+    tells_files = False
     hidden: frozenset[str] = frozenset({"generatedColumns", "identityColumns", "allowColumnDefaults"})
 
     def __init__(self) -> None:
@@ -316,8 +326,8 @@ class SparkEngine:
         side = self.side()
         side.run(f"OPTIMIZE {side.sql_name(table.table_uri)}", f"{table.table_uri} could not be compacted")
 
-    def vacuum(self, table: Any, *, full: bool) -> None:
-        """Crash: some are deleted."""
+    def vacuum(self, table: Any, *, full: bool, at_once: bool = False) -> None:
+        """Spark deletes nothing at once unless its session switches a check off for all tables. Crash: some are deleted."""
         side = self.side()
         side.run(f"VACUUM {side.sql_name(table.table_uri)} {'FULL' if full else 'LITE'}", f"{table.table_uri} could not be vacuumed")
 

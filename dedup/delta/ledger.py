@@ -96,6 +96,9 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _COLUMNS = ("source", "topic", "partition")
 _RANGES = ("seen", "duplicates", "skipped", "late")
 
+DELETE, DELETED = "delete", "deleted"
+"""Kinds of decisions: the consumer is being deleted, and only `DELETED` may follow; it is gone, and whoever takes the epoch begins anew."""
+
 ALL_BATCHES = pa.schema(
     [
         *BATCHES,
@@ -402,7 +405,7 @@ class Mark:
 class Header:
     """One decision: the head it leads to, and what belongs to it alone."""
 
-    kind: str  # "epoch", "join", "leave", "claim", "batch", "letters", "amend", "accept-sink", "purge"
+    kind: str  # "epoch", "join", "leave", "claim", "batch", "letters", "amend", "accept-sink", "purge", "delete", "deleted"
     attempt: str  # tells whose commit this is when the answer was lost
     head: Head
     committed_at: dt.datetime

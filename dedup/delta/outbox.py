@@ -211,6 +211,11 @@ class OutboxSnapshot:
         """Whether this message was erased."""
         return bool(pc.any(pc.equal(self.numbered(number)["size"], BLANK)).as_py())
 
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return int(self._all.num_rows)
+
     def topics(self) -> list[str]:
         """The topics of all messages, ascending."""
         return sorted(pc.unique(self._all["topic"]).to_pylist())
@@ -386,6 +391,11 @@ class DeltaOutbox:
         found = [e for e in self.entries(Chosen(states=states, limit=None)) if not topics or e.topic in topics]
         count = {s: sum(e.state == s for e in found) for s in states}
         return OutboxLag(count[State.WAITING], min((e.created_at for e in found), default=None), count[State.DEAD], count[State.BEHIND])
+
+    def count(self) -> int:
+        """How many messages are stored, in whatever state."""
+        found = self._readable()
+        return found.count if found is not None else 0
 
     def topics(self) -> list[str]:
         """The topics of all messages that are stored."""

@@ -25,11 +25,14 @@ from checkpoint.errors import Fenced, PartitionLost, PublicationStuck, StoreRest
 from checkpoint.head import Claim, Head
 from checkpoint.position import Partition, Ranges
 from deadletter.store import KEYS as KEYS_SCHEMA
+from dedup.core.deletion import being_deleted
 from dedup.core.keys import Bools
 from dedup.delta import tables
 from dedup.delta.engine import Engine
 from dedup.delta.key_files import I64, KeyFolder
 from dedup.delta.ledger import (
+    DELETE,
+    DELETED,
     HEADER,
     LETTERS_SINK,
     LOG,
@@ -231,11 +234,22 @@ class ConsumerState:
 
     def fenced(self) -> Fenced:
         """The error that says who took over, and when."""
+        if self.header.kind in (DELETE, DELETED):
+            return Fenced(f"Consumer {self.ledger.consumer!r} was deleted, by {self._deleted_by()}. Stop this instance.")
         holder, at = self.header.holder, self.header.held_since
         who = f"process {holder.pid} on {holder.host}" if holder else "another instance"
         when = f" at {at:%Y-%m-%d %H:%M:%S} UTC" if at else ""
         epoch = self.header.head.epoch
         return Fenced(f"Consumer {self.ledger.consumer!r} was taken over by {who}{when} (epoch {epoch}). Stop this instance.")
+
+    def _deleted_by(self) -> str:
+        """Who deletes it, and since when."""
+        return f"{self.header.by} at {self.header.committed_at:%Y-%m-%d %H:%M:%S} UTC"
+
+    def require_not_deleted(self) -> None:
+        """Raise Refused where the consumer is being deleted."""
+        if self.header.kind == DELETE:
+            raise being_deleted(self.ledger.consumer, self._deleted_by())
 
     def require_claim(self, claim: Claim) -> None:
         """Raise PartitionLost where the partition was claimed after this claim."""
@@ -275,7 +289,7 @@ class ConsumerState:
             self._damage = self.advice(f"shows decisions {first}-{last} not exactly once each")
         self._take_seen(log, new_life=new_life)
         self._take_keys(files, known)
-        self._take_sequences(files, known)
+        self._take_sequences(files, known, new_life=new_life)
         self._take_publications(headers, fresh=not known, files=files)
         return True
 
@@ -306,7 +320,11 @@ class ConsumerState:
     def _look(self, files: Sequence[LedgerFile]) -> Look:
         return Look(self.header, str(self._table_id), files, lambda seq: self._headers(files, {seq}).get(seq))
 
-    def _take_sequences(self, files: Sequence[LedgerFile], known: int) -> None:
+    def _take_sequences(self, files: Sequence[LedgerFile], known: int, *, new_life: bool) -> None:
+        if new_life or self.header.kind in (DELETE, DELETED):
+            self.sequences, known = Sequences(), 0  # rows may be gone that were read before
+        if self.header.kind in (DELETE, DELETED):
+            return
         rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > known], ["key", "doc"], known)
         if rows.num_rows:
             self.sequences.take_in(from_ledger(rows))
@@ -354,8 +372,10 @@ class ConsumerState:
         """The header of the decision after `head`, which was read before; with everything that this process knows of publications.
 
         It is of no earlier day than the last purge, also where this host's clock is behind: a purge drops whole days, and must not drop
-        what is reserved after it.
+        what is reserved after it. Raises Refused where the consumer is being deleted: nothing but the end of that may follow.
         """
+        if kind != DELETED:
+            self.require_not_deleted()
         last, seq = self.header, head.seq + 1
         purged = now if last.purged_on is None else dt.datetime.combine(dt.date.fromisoformat(last.purged_on), dt.time(), dt.UTC)
         return last.following(

@@ -33,9 +33,10 @@ from dedup.core.settings import DELTA_STORE
 from dedup.delta import erasure, letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
+from dedup.delta.deletion import Deleting
 from dedup.delta.engine import DeltaRs, SparkEngine
 from dedup.delta.epoch import Heartbeat, TakeoverRules, holders, is_gone, take_epoch
-from dedup.delta.ledger import Header
+from dedup.delta.ledger import DELETED, Header
 from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
@@ -160,7 +161,7 @@ class Joins:
         return self._heartbeat(consumer).beating(epoch, every)
 
 
-class DeltaStore(Joins):
+class DeltaStore(Joins, Deleting):
     """State in Delta tables below `path`. Sinks are any Delta tables. One ledger commit decides each chunk.
 
     Args:
@@ -237,9 +238,10 @@ class DeltaStore(Joins):
             return take_epoch(state, self._heartbeat(consumer), TakeoverRules(holder, takeover_after, force, on_wait, _noop))
 
     def head(self, consumer: str) -> Head:
-        """The state now."""
+        """The state now. Of a consumer that was deleted nothing but the epoch."""
         with self._states.caught_up(consumer) as state:
-            return state.header.head
+            known = state.header.head
+            return Head(consumer, epoch=known.epoch) if state.header.kind == DELETED else known
 
     @contextmanager
     def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> Iterator[DeltaTransaction]:

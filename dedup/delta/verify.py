@@ -31,6 +31,7 @@ from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import (
     BATCH,
+    DELETE,
     HEADER,
     HELD,
     KEYS,
@@ -75,7 +76,8 @@ def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
 
 def _numbering(headers: list[Header]) -> Iterator[str]:
     counts = Counter(h.seq for h in headers)
-    if missing := sorted({h.after for h in headers} - {*counts, 0}):
+    # Of a consumer that was deleted, the decisions before that are gone.
+    if missing := sorted({h.after for h in headers if h.kind != DELETE} - {*counts, 0}):
         yield f"decisions {missing[:10]} have no header"
     if repeated := [s for s, n in counts.items() if n > 1]:
         yield f"decisions {repeated[:10]} have more than one header"

@@ -45,7 +45,7 @@ from checkpoint.postgres.sql import Statements
 from dedup.postgres import state
 from dedup.postgres.commit import Attempt
 from dedup.postgres.connection import connect
-from dedup.postgres.state import one, refuse_restored
+from dedup.postgres.state import one, refuse_deleted, refuse_restored
 
 LOCK_SECONDS = 1.0
 """How long a takeover waits for an open batch of the older epoch before it ends that session."""
@@ -81,7 +81,7 @@ def take_epoch(connection: Connection, sql: Statements, consumer: str, holder: H
 
     Raises:
         StillHeld: the holder goes on showing life, or its session cannot be ended.
-        StoreRestored: tables of the state were restored.
+        StoreRestored: tables of the state were restored. Refused: the consumer is being deleted.
 
     Crash: the epoch is raised or not; raised, the new holder is on record and the next instance judges it like any other.
     """
@@ -99,6 +99,7 @@ def acquire(
     until = time.monotonic() + GIVE_UP_SECONDS
     while True:
         row = _wait(connection, sql, consumer, holder, patience, sharing=enter is not None)
+        refuse_deleted(consumer, row["deleted_by"])
         refuse_restored(consumer, row["restored"])
         epoch = enter(row) if enter and row["joint"] else _raise_epoch(connection, sql, consumer, row, holder, enter)
         if epoch is not None:
@@ -219,9 +220,7 @@ def begin_fenced(
     Crash: nothing of it is true, and its locks end with the session.
     """
     attempt = open_guarded(connection, sql)
-    row = state.one(connection, sql, "fence", consumer=consumer)
-    check_epoch(consumer, epoch, row)
-    assert row is not None
+    row = fence(connection, sql, consumer, epoch)
     state.refuse_restored(consumer, row["restored"])
     if claim is None:
         connection.execute(sql["lock_checkpoints"], {"id": row["id"]})
@@ -235,6 +234,27 @@ def begin_fenced(
     if isinstance(claim, SliceClaim):
         refuse_elsewhere(connection, sql, found, claim)
     return found, attempt
+
+
+def fence(connection: Connection, sql: Statements, consumer: str, epoch: int) -> dict[str, Any]:
+    """Share-lock the consumer's row to the end of the transaction; returns it.
+
+    Raises:
+        Fenced: a newer epoch was taken, or the consumer was deleted, whether there is a new one of that name or not.
+        StoreRestored: the tables know less than we do.
+    """
+    row = one(connection, sql, "fence", consumer=consumer)
+    if row is None or row["epoch"] != epoch:
+        refuse_of_deleted(consumer, epoch, one(connection, sql, "last_deletion", consumer=consumer))
+    check_epoch(consumer, epoch, row)
+    assert row is not None
+    return row
+
+
+def refuse_of_deleted(consumer: str, epoch: int, deletion: Mapping[str, Any] | None) -> None:
+    """Raise Fenced where this epoch is one of a consumer that was deleted, or is being deleted."""
+    if deletion is not None and deletion["epoch"] > epoch:
+        raise Fenced(f"Consumer {consumer!r} of epoch {epoch} was deleted, by {deletion['deleted_by']}. Stop this instance.")
 
 
 def open_guarded(connection: Connection, sql: Statements) -> Attempt:
@@ -396,8 +416,7 @@ def _try(connection: Connection, sql: Statements, consumer: str, epoch: int, run
     """The new number; None where the older claimant's batch is open."""
     try:
         with connection.transaction():
-            row = state.one(connection, sql, "fence", consumer=consumer)
-            check_epoch(consumer, epoch, row)
+            fence(connection, sql, consumer, epoch)
             found = state.read(connection, sql, consumer)
             assert found is not None
             topic = state.topic_id(connection, sql, found, (partition.source, partition.topic))

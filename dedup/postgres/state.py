@@ -22,6 +22,7 @@ from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements
 from checkpoint.records import BATCHES, RecordFilter
 from deadletter import policy
+from dedup.core.deletion import being_deleted
 
 _NOT_PLAIN = frozenset({"settings", "floors", "passed", "checkpoints", "incarnations", "incarnation_ids", "spent"})
 
@@ -47,6 +48,7 @@ class ConsumerState:
     head: Head
     topics: dict[Topic, int] = field(default_factory=dict)
     claim: Claim | None = None  # under which the transaction is open, where the epoch is shared
+    deleted_by: str | None = None  # who has decided that it is deleted, and when
     spent: Mapping[str, Spent] = field(default_factory=dict)  # of the budget, as the commits before this one left it: known from `bump` on
 
 
@@ -72,6 +74,12 @@ def refuse_restored(consumer: str, what: str | None) -> None:
             f"{command('consumer', 'accept-restore', consumer)}; "
             f"docs/how-to/postgres.md says how (Restores and moves)."
         )
+
+
+def refuse_deleted(consumer: str, by: str | None) -> None:
+    """Raise Refused where the consumer is being deleted, by somebody at some time."""
+    if by is not None:
+        raise being_deleted(consumer, by)
 
 
 def existing(connection: Connection, sql: Statements, consumer: str) -> ConsumerState:
@@ -111,7 +119,8 @@ def read(connection: Connection, sql: Statements, consumer: str) -> ConsumerStat
         incarnations={(source, topic): life for _, source, topic, life, _ in topics if life},
         incarnation_ids={(source, topic): told for _, source, topic, _, told in topics if told is not None},
     )
-    return ConsumerState(row["id"], head, {(source, topic): number for number, source, topic, *_ in topics})
+    known = {(source, topic): number for number, source, topic, *_ in topics}
+    return ConsumerState(row["id"], head, known, deleted_by=row["deleted_by"])
 
 
 def _checkpoints(
@@ -145,7 +154,7 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     """Replace the head inside the transaction that is open on `connection`; returns the new one.
 
     Raises:
-        ConfigError: there is no such consumer.
+        ConfigError: there is no such consumer. Refused: it is being deleted.
         StoreRestored: the tables were restored, and the change does not begin a new generation.
 
     Crash: undone with the transaction.
@@ -153,6 +162,7 @@ def amend(connection: Connection, sql: Statements, consumer: str, change: Callab
     locked = one(connection, sql, "lock_consumer", consumer=consumer)
     state = existing(connection, sql, consumer)
     assert locked is not None
+    refuse_deleted(consumer, state.deleted_by)  # read after the lock was granted: a deletion may have held it
     old, new = state.head, change(state.head)
     anew = new.generation != old.generation
     if not anew:

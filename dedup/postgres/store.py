@@ -32,6 +32,7 @@ from dedup.core.retention import PurgeBound, Remains, Upkept, purge_messages
 from dedup.core.settings import POSTGRES_STORE
 from dedup.postgres import letters, sinks, state, stored_filter, transaction, upkeep
 from dedup.postgres.connection import Lease, Pool, renew
+from dedup.postgres.deletion import Deletes
 from dedup.postgres.epoch import (
     TakeoverWait,
     beating,
@@ -262,7 +263,7 @@ class Joins:
         return beating(self.dsn, self._sql, consumer, epoch, every, run_id)
 
 
-class PostgresStore(Reads, Joins):
+class PostgresStore(Reads, Joins, Deletes):
     """State and sinks in one PostgreSQL database (14 or newer). One transaction commits each chunk.
 
     Args:
@@ -405,10 +406,11 @@ class PostgresStore(Reads, Joins):
         return found.head
 
     def head(self, consumer: str) -> Head:
-        """The state now, without any lock."""
+        """The state now, without any lock. Of a consumer that was deleted nothing but the epoch."""
         with self._connection(f"Reading the state of {consumer!r}") as connection:
             found = state.read(connection, self._sql, consumer)
-        return found.head if found else Head(consumer)
+            gone = None if found else state.one(connection, self._sql, "last_deletion", consumer=consumer)
+        return found.head if found else Head(consumer, epoch=gone["epoch"] if gone else 0)
 
     @contextmanager
     def begin(self, consumer: str, epoch: int, claim: Claim | None = None) -> Iterator[PgTransaction]:

@@ -364,6 +364,7 @@ def begin(connection: Connection, sql: Statements, consumer: str, *, positions: 
     found = state.read(connection, sql, consumer) if row else None
     if found is None:
         raise ConfigError(f"There is no consumer {consumer!r} here. `dedup consumer list` shows the names.")
+    state.refuse_deleted(consumer, found.deleted_by)  # read after the lock was granted: a deletion may have held it
     return found, attempt
 
 

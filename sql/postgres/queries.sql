@@ -53,14 +53,16 @@ with made as (
 insert into {schema}.heartbeat (consumer_id) select id from made;
 
 -- name: holder
--- Who holds a consumer, its signs of life, whether its database session is known to have ended, and what shows that tables were restored.
+-- Who holds a consumer, its signs of life, whether its database session is known to have ended, what shows that tables were restored, and who deletes it.
 -- Reads only; a session of another role hides its start time and counts as alive.
 select c.id, c.epoch, c.joint, c.holder_host as host, c.holder_pid as pid, c.holder_started as started, c.holder_run_id as run_id, c.taken_at,
     p.seq, h.beats, h.backend_pid, h.backend_start,
     h.backend_pid > 0 and not exists (
         select from pg_stat_activity a where a.pid = h.backend_pid and coalesce(a.backend_start, h.backend_start) = h.backend_start
     ) as backend_gone,
-    (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
+    (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored,
+    (select format('%%s at %%s UTC', d.by, to_char(d.decided_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+        from {schema}.consumer_deletion d where d.consumer_id = c.id) as deleted_by
 from {schema}.consumer c
 join {schema}.progress p on p.consumer_id = c.id
 join {schema}.heartbeat h on h.consumer_id = c.id
@@ -83,13 +85,16 @@ from (
 ) s order by host, pid;
 
 -- name: take_epoch
--- Raise the epoch and name the new holder, unless somebody else did since `holder` was read.
--- Waits for every open batch, which share-locks this row; a batch that begins afterwards sees the new epoch.
-update {schema}.consumer
-set epoch = epoch + 1, holder_host = %(host)s, holder_pid = %(pid)s, holder_started = %(started)s, holder_run_id = %(run_id)s,
+-- Raise the epoch and name the new holder, unless somebody else did since `holder` was read. Epoch and life go on above those of a deleted consumer.
+-- Waits for every open batch, which share-locks this row; a batch that begins afterwards sees the new epoch. A deletion changes the epoch, too.
+update {schema}.consumer c
+set epoch = greatest(c.epoch, (select max(d.epoch) from {schema}.consumer_deletion d where d.name = c.name)) + 1,
+    generation = greatest(c.generation, (select max(d.generation) + 1 from {schema}.consumer_deletion d where d.name = c.name)),
+    keyspace = greatest(c.keyspace, (select max(d.generation) from {schema}.consumer_deletion d where d.name = c.name)),
+    holder_host = %(host)s, holder_pid = %(pid)s, holder_started = %(started)s, holder_run_id = %(run_id)s,
     taken_at = clock_timestamp(), joint = %(joint)s
-where id = %(id)s and epoch = %(epoch)s
-returning epoch;
+where c.id = %(id)s and c.epoch = %(epoch)s
+returning c.epoch;
 
 -- name: register_session
 -- Record this database session as the one of the epoch's holder; 0 behind a pooler, which told the client another number: it may be anybody's next.
@@ -329,6 +334,41 @@ select c.id, c.epoch, c.holder_host as host, c.holder_pid as pid, c.taken_at,
     (select string_agg(r.what, '; ') from {schema}.restored r where r.consumer_id = c.id) as restored
 from {schema}.consumer c where c.name = %(consumer)s for share of c;
 
+-- name: last_deletion
+-- Who has deleted a consumer of this name last, and the epoch that no instance of it is above; no row where none was deleted.
+-- Asked after `fence`: what it says there is true for as long as that transaction is open.
+select d.epoch, format('%%s at %%s UTC', d.by, to_char(d.decided_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS')) as deleted_by
+from {schema}.consumer_deletion d where d.name = %(consumer)s order by d.epoch desc limit 1;
+
+-- name: deletion_under_way
+-- The number of a consumer that is being deleted; no row where that was not decided, or everything is gone.
+-- Reads only.
+select d.consumer_id from {schema}.consumer_deletion d where d.name = %(consumer)s and d.ended_at is null;
+
+-- name: deletion_contents
+-- How much there is of a consumer.
+-- One snapshot. Before a deletion the consumer is locked by `lock_consumer`, so that nothing comes meanwhile.
+select (select count(*) from {schema}.checkpoint p where p.consumer_id = c.id) as checkpoints,
+    (select count(*) from {schema}.batch b where b.consumer_id = c.id) as batches,
+    (select coalesce(sum(l.letters), 0)::bigint from {schema}.letter_count l where l.consumer = c.name) as letters,
+    (select coalesce(sum(l.letters), 0)::bigint from {schema}.letter_count l where l.consumer = c.name and l.status in ('OPEN', 'BLOCKED')) as waiting,
+    (select count(*) from {schema}.outbox o where o.consumer_id = c.id)
+        + (select coalesce(sum(p.messages), 0)::bigint from {schema}.outbox_page p where p.consumer_id = c.id) as messages,
+    (select count(*) from {schema}.outbox o where o.consumer_id = c.id and o.state in (0, 2, 3, 5))
+        + (select coalesce(sum(p.messages), 0)::bigint from {schema}.outbox_page p where p.consumer_id = c.id and p.sent_at is null) as unsent,
+    (select count(*) from {schema}.consumer_action a where a.consumer_id = c.id) as actions
+from {schema}.consumer c where c.name = %(consumer)s;
+
+-- name: begin_deletion
+-- Decide that a consumer is deleted.
+-- Under `lock_consumer`: no batch is open, and none begins that could commit.
+select {schema}.begin_deletion(%(id)s, %(by)s, %(reason)s);
+
+-- name: delete_portion
+-- One step of a deletion; null where nothing is left.
+-- A transaction of its own. Of two who delete one consumer, one waits for the other at each step.
+select {schema}.delete_portion(%(id)s, %(most)s);
+
 -- name: epoch_now
 -- The epoch and its holder, without a lock.
 -- Used after a lost connection to tell a takeover from an outage.
@@ -340,9 +380,11 @@ select id, epoch, holder_host as host, holder_pid as pid, taken_at from {schema}
 select from {schema}.checkpoint where consumer_id = %(id)s order by topic_id, partition for update;
 
 -- name: head
--- The state of a consumer apart from its topics and checkpoints.
+-- The state of a consumer apart from its topics and checkpoints, and who deletes it.
 -- Inside a batch it is read after the locks were granted, never in the same statement.
-select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.batch_ended, p.gap_accepted, p.spent
+select c.id, c.generation, c.keyspace, c.epoch, p.seq, p.settings, p.query_id, p.batch_id, p.batch_ended, p.gap_accepted, p.spent,
+    (select format('%%s at %%s UTC', d.by, to_char(d.decided_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS'))
+        from {schema}.consumer_deletion d where d.consumer_id = c.id) as deleted_by
 from {schema}.consumer c join {schema}.progress p on p.consumer_id = c.id
 where c.name = %(consumer)s;
 
@@ -1030,9 +1072,10 @@ from (select min(r.generation) as first, max(r.generation) as last from {schema}
 -- How many reservations the batch records and the letters' histories of all consumers tell of, and whether some were purged.
 -- One snapshot with `count_reservations` when both run in one repeatable-read transaction.
 select (select coalesce(sum(reserved), 0)::bigint from {schema}.batch)
-        + (select coalesce(sum(reserved), 0)::bigint from {schema}.letter_history where reserved <> 0),
+        + (select coalesce(sum(reserved), 0)::bigint from {schema}.letter_history where reserved <> 0)
+        + (select coalesce(sum(reserved), 0)::bigint from {schema}.consumer_deletion),
     exists (select from {schema}.reservation_generation where purged_at is not null),
-    (select count(*) from {schema}.consumer);
+    (select count(*) from {schema}.consumer) + (select count(*) from {schema}.consumer_deletion d where d.ended_at is not null);
 
 -- name: lock_reservations
 -- Keep tables of reservations from being dropped to the end of the transaction.

@@ -1,4 +1,4 @@
--- Three roles, none of which can log in: grant them to those that do ("grant dedup_run to orders_app").
+-- Four roles, none of which can log in: grant them to those that do ("grant dedup_run to orders_app").
 -- Run by a superuser, or by who owns the database and may create roles: once before `dedup migrate`, and again after each one.
 -- Safe to repeat. Rename the roles by search and replace.
 
@@ -6,11 +6,15 @@ do $roles$
 declare
     wanted text;
 begin
-    foreach wanted in array array['dedup_owner', 'dedup_run', 'dedup_read'] loop
+    foreach wanted in array array['dedup_owner', 'dedup_run', 'dedup_read', 'dedup_operate'] loop
         if not exists (select from pg_roles where rolname = wanted) then
             execute format('create role %I nologin', wanted);
         end if;
     end loop;
+    -- dedup_operate is for people: all that dedup_run may, and deleting consumers.
+    if not pg_has_role('dedup_operate', 'dedup_run', 'member') then
+        grant dedup_run to dedup_operate;
+    end if;
 end
 $roles$;
 
@@ -37,7 +41,8 @@ begin
             {schema}.letter_count, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter, {schema}.outbox_message,
             {schema}.open_transaction, {schema}.restored, {schema}.last_page,
             {schema}.reservation_page, {schema}.reservation_freed, {schema}.reservation_filter, {schema}.reservation_filter_part,
-            {schema}.reservation_key from dedup_run;
+            {schema}.reservation_key, {schema}.consumer_deletion from dedup_run;
+        grant execute on function {schema}.begin_deletion(int, text, text), {schema}.delete_portion(int, int) to dedup_operate;
         -- Packed keys are freed by free_reservations alone.
         revoke delete on {schema}.reservation from dedup_run;
         for pages in select i.inhrelid from pg_inherits i where i.inhparent = to_regclass('{schema}.reservation_page') loop
@@ -58,7 +63,7 @@ begin
         grant select on {schema}.consumer, {schema}.progress, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
             {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.reservation_phase, {schema}.reservation_floor, {schema}.blocked_sequence, {schema}.letter_count,
             {schema}.publish_destination, {schema}.publisher, {schema}.publisher_lane, {schema}.consumer_action, {schema}.partition_owner, {schema}.processor_checkpoint, {schema}.schema_version,
-            {schema}.sink, {schema}.restored, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
+            {schema}.sink, {schema}.consumer_deletion, {schema}.restored, {schema}.open_letter, {schema}.letter_group, {schema}.letter_age, {schema}.blocked_by_letter to dedup_read;
         grant execute on function {schema}.is_reserved(int, uuid), {schema}.purge_bounds(timestamptz) to dedup_read;
     end if;
 end

@@ -51,7 +51,7 @@ WHOLE_STORE = {"demo", "metrics", "migrate", "status", "upkeep", "verify"}
 
 NAMES = """
     demo migrate verify upkeep
-    consumer: list show lag replay accept-gap accept-incarnation accept-restore reset forget
+    consumer: list show lag replay accept-gap accept-incarnation accept-restore reset forget delete
     checkpoint: list set import-blob mirror-blob
     batch: list
     dead-letter: list group show discard reopen edit export import reprocess
@@ -71,6 +71,7 @@ DECISIONS = {
     "consumer accept-restore",
     "consumer reset",
     "consumer forget",
+    "consumer delete",
     "checkpoint set",
     "checkpoint import-blob",
     "dead-letter discard",

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import ReprocessStopped
 from dedup import DeadLetters, Selection
 from dedup.outbox import Call, Dispatcher
+from dedup.postgres import deletion
 from dedup.reprocessing.from_log import fill
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
@@ -93,7 +94,7 @@ def do(store: Any, task: dict[str, Any]) -> None:
     """What a task asks for, once."""
     if task["do"] == "two streams":
         return two_streams(task)
-    if task["do"] in ("discard", "reopen", "edit", "forget", "dispatch"):
+    if task["do"] in ("discard", "reopen", "edit", "forget", "dispatch", "delete"):
         return decide(store, task)
     run = made(store, task)
     chosen, whole = Selection(**task.get("selection", {"limit": None})), Selection(topic="orders", partition=0, first=0)
@@ -155,6 +156,9 @@ def decide(store: Any, task: dict[str, Any]) -> None:
             letters.reopen(chosen, **who)
         case "dispatch":
             Dispatcher(store.outbox(task["name"]), Call(lambda messages: None)).once()
+        case "delete":
+            deletion.PORTION = task["portion"]
+            store.delete_consumer(task["name"], although_running=True, although_waiting=True, **who)
         case "forget":
             letters.forget(task["name"], key=f"{task['name']}-{task['number']}", **who)
         case "edit":

@@ -27,7 +27,10 @@ from kit.people import failing
 from kit.pg_help import chunk, epoch, keys, purge_all
 from kit.places import PostgresPlace
 
-LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard"}
+LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard", "operate": "he_operator"}
+
+OPERATING = {"begin_deletion", "delete_portion"}
+"""Functions that only who operates consumers may call."""
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def postgres(empty_postgres: str) -> str:
 
 @pytest.fixture(scope="module")
 def logins(postgres_server: str) -> Iterator[None]:
-    """Users that log in, one for each of the three roles, without any right of their own."""
+    """Users that log in, one for each of the roles, without any right of their own."""
     run(postgres_server, roles_sql("dedup").split("-- dedup_owner owns")[0])
     for role, user in LOGINS.items():
         run(postgres_server, f"drop role if exists {user}")
@@ -83,7 +86,8 @@ def test_the_runtime_role_works_where_no_function_is_granted_by_default(postgres
     called = {name for (name,) in run(postgres, "select proname from pg_proc where pronamespace = 'dedup'::regnamespace")}
     texts = "".join((ROOT / name).read_text() for name in ("sql/postgres/queries.sql", "dedup/postgres/keys.py"))
     ours = {name for name in called if f"}}.{name}(" in texts}
-    assert "key_head" in ours and ours <= {name for (name,) in run(postgres, granted)}
+    assert "key_head" in ours and ours - OPERATING == ours & {name for (name,) in run(postgres, granted)}
+    assert ours <= {name for (name,) in run(postgres, granted.replace("dedup_run", "dedup_operate"))}
     store = LeastPlace(postgres).store()
     with store.begin("shop", epoch(store)) as tx:
         assert tx.reserve(keys([1])).num_rows == 0
@@ -160,6 +164,22 @@ def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
             run(make_conninfo(place.super, user=LOGINS[user]), statement)
 
 
+def test_only_who_operates_consumers_deletes_one(place: LeastPlace) -> None:
+    """The role that runs them is refused by the server, and nothing has changed; who operates them deletes one and can do all else, too."""
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    place.store().close()
+    said = {"by": "ann", "reason": "replaced", "although_running": True}
+    with pytest.raises(StoreError, match="permission denied for function begin_deletion"):
+        place.store().delete_consumer("shop", **said)
+    assert_proven(place.store())
+    place.url = make_conninfo(place.super, user=LOGINS["operate"])
+    store = place.store()
+    consumer(store)(batch(event(3, "p0-1")), 1)
+    run(place.super, f"grant pg_signal_backend to {LOGINS['operate']}")
+    store.delete_consumer("shop", **said)
+    assert place.store().consumers() == []
+
+
 FORBIDDEN = [
     "drop table dedup.batch",
     "drop schema dedup cascade",
@@ -172,6 +192,10 @@ FORBIDDEN = [
     "delete from dedup.batch",
     "delete from dedup.dead_letter",
     "delete from dedup.consumer",
+    "select dedup.delete_portion(1, 10)",
+    "select dedup.delete_letters('shop', 10)",
+    "update dedup.consumer_deletion set epoch = 0",
+    "insert into dedup.consumer_deletion values (9, 'shop', 1, 1, 0, '', '')",
     "update dedup.schema_version set version = 99",
     "insert into dedup.letter_count select * from dedup.letter_count",
     "update dedup.open_letter set reason = ''",

@@ -1,0 +1,72 @@
+"""Who deletes a consumer is killed at every single step: the next call ends it, and nothing of another consumer is touched."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from checkpoint.errors import ConfigError, Refused
+from crash.test_kill_letters import BROKEN, task_at, wait_for_rollback
+from kit.child_letters import do, orders_of, prepare_place
+from kit.children import Nursery
+from kit.orders import assert_proven, batch, consumer, letters
+from kit.places import Place
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+
+TOLD = {"settings": {"letters_to": "dead", "sequence_key": None}}
+"""Makes messages, too."""
+
+WORK = [{**BROKEN, **TOLD}, {"do": "discard"}, {"do": "dispatch", **TOLD}]
+"""Rows, letters, their history, messages that were sent and such that were not."""
+
+VICTIM = {"do": "delete", "portion": 2}
+
+
+def is_refused(store: Any, name: str) -> bool:
+    """Whether nothing can be begun under the name, because the deletion is decided and not done."""
+    with suppress(Refused):
+        consumer(store, name=name)(batch(*orders_of(name, [50])), 0)
+        return False
+    return True
+
+
+def test_killed_anywhere_while_deleting(place: Place, nursery: Nursery) -> None:
+    """Before the decision everything is there; after it nothing can be begun, until a second call has deleted the rest."""
+    prepare_place(place)
+    for task in WORK:
+        do(place.store(), task_at(place, **task, name="other"))
+    steps: list[str] = []
+    refused: list[bool] = []
+    while True:
+        name = f"shop{len(steps)}x"
+        for task in WORK:
+            do(place.store(), task_at(place, **task, name=name))
+        before = len(letters(place.store(), consumer=name))
+        code, errors = nursery.start(task_at(place, **VICTIM, name=name, die_at=len(steps) + 1)).wait()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL, errors
+        steps.append(errors.rpartition("died before ")[2].strip())
+        wait_for_rollback(place)
+        decided = steps[-1] != "decide_deletion"
+        if decided:
+            assert is_refused(place.store(), name), f"died before {steps[-1]}, the {len(steps)}. step"
+        else:
+            assert len(letters(place.store(), consumer=name)) == before
+        refused.append(decided)
+        do(place.store(), task_at(place, **VICTIM, name=name))
+        store = place.store()
+        assert name not in store.consumers() and letters(store, consumer=name) == [] and store.batches(name).num_rows == 0
+        with pytest.raises(ConfigError, match="There is no consumer"):
+            do(place.store(), task_at(place, **VICTIM, name=name))
+        do(place.store(), task_at(place, **WORK[0], name=name))
+        assert len(letters(place.store(), consumer=name)) == before
+        assert_proven(place.store(), name)
+        assert_proven(place.store(), "other")
+        do(place.store(), task_at(place, **VICTIM, name=name))
+    expected = {"delete_portion"} if place.kind == "postgres" else {"empty_table", "sweep_files", "note_deletion"}
+    assert set(steps) == {"decide_deletion", *expected} and sum(refused) >= 5
