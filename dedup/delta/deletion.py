@@ -195,6 +195,7 @@ class Deleting:
         """
         name, engine = safe_name(state.ledger.consumer), self._states.engine
         messages, marks = state.outbox_uris()
+        self.on_step("list_files")
         found = {folder: list(self._files(f"{folder}/{name}")) for folder in ("ledger", "dead_letters", "outbox", "staged")}
         small = [path for folder in TURNS for path in self._files(folder) if path.split("/")[1].partition("@")[0] == name]
         state.catch_up()

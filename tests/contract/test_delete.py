@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from checkpoint.errors import ConfigError, DedupError, Fenced, Refused, StoreRestored
+from deadletter.store import Commit
 from dedup import DeadLetters, Selection
 from dedup.core.messages import Chosen
 from dedup.outbox import Call, Dispatcher
@@ -16,7 +19,8 @@ from kit.children import Nursery
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.outgoing import Receiver, publisher
 from kit.people import ANN
-from kit.places import Place
+from kit.pg_help import WAITING
+from kit.places import Place, PostgresPlace
 
 WHO = {"by": "ann", "reason": "replaced"}
 
@@ -192,7 +196,7 @@ def leave_it(_place: Place) -> None:
     """Nobody uses the name."""
 
 
-@pytest.mark.parametrize("then", [leave_it, begin_anew])
+@pytest.mark.parametrize("then", [pytest.param(leave_it, marks=pytest.mark.full), begin_anew])
 def test_an_instance_that_comes_back_after_the_deletion_commits_nothing(place: Place, then: Callable[[Place], None]) -> None:
     """Wherever in a batch it was stopped: it ends with an error, then with `Fenced`, whether the name is used again or not."""
     steps = stops(place)
@@ -216,3 +220,73 @@ def test_an_instance_that_comes_back_after_the_deletion_commits_nothing(place: P
         if new:
             assert_proven(store)
             delete(place)
+
+
+class Slow(Stopped):
+    """Who deletes, and is stopped right before the n-th step."""
+
+    def __init__(self, place: Place, stop_at: int) -> None:
+        self._store = place.store(on_step=self._step)
+        super().__init__(place, stop_at, [])
+
+    def _be(self) -> None:
+        try:
+            self._store.delete_consumer("shop", **SURE)
+        except DedupError as error:
+            self.error = error
+
+
+def test_who_deletes_slowly_touches_nothing_of_a_new_consumer(place: Place) -> None:
+    """Stopped at any step of its own, while another call ends the deletion and a new consumer begins: that one is whole afterwards."""
+    number, seen = 1, set[str]()
+    while True:
+        used(place)
+        slow = Slow(place, number)
+        if len(slow.steps) < number:
+            break
+        seen.add(slow.steps[-1])
+        delete(place)
+        run = used(place)
+        slow.ends()
+        if slow.steps[number - 1] == "decide_deletion":  # it has decided nothing yet, and may delete the new one, which is what it was told
+            assert place.store().consumers() == [] or slow.error is not None
+        else:
+            assert slow.error is None, f"stopped before {slow.steps[number - 1]}: {slow.error!r}"
+            assert len(letters(place.store())) == 1 and len(place.store().outbox("shop").entries(Chosen(limit=None))) == 3
+            assert run(batch(event(9, "p0-1", 1), event(10, "fresh", 1)), 1).duplicates == 1
+            again = publisher(place.store(), name="shop", sequence_key="data.id", budget=None)
+            assert again(batch(event(11, "fresh", 1)), 2).duplicates == 1
+            assert_proven(place.store())
+        number += 1
+        with suppress(ConfigError):
+            delete(place)
+    assert seen >= {"decide_deletion", "delete_portion"} or seen >= {"empty_table", "sweep_files", "note_deletion"}
+
+
+def test_who_waits_for_the_decision_with_letters_is_refused(place: Place) -> None:
+    """A person who changes letters in the very moment of the decision gets nothing done, and is told what happens."""
+    used(place)
+    told: list[BaseException] = []
+
+    def change() -> None:
+        try:
+            with place.store().begin_letters("shop") as tx:
+                tx.execute(Commit())
+        except DedupError as error:
+            told.append(error)
+
+    meanwhile = threading.Thread(target=change)
+
+    def step(name: str) -> None:
+        if name == "decide_deletion" and isinstance(place, PostgresPlace):
+            meanwhile.start()
+            while place.execute(WAITING)[0][0] == 0:
+                time.sleep(0.01)
+        elif name in ("delete_portion", "empty_table") and not meanwhile.is_alive() and not told:
+            if not isinstance(place, PostgresPlace):
+                meanwhile.start()
+            meanwhile.join(60)
+
+    place.store(on_step=step).delete_consumer("shop", **SURE)
+    meanwhile.join(60)
+    assert [type(error) for error in told] == [Refused]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkpoint.errors import ConfigError, Refused
-from crash.test_kill_letters import BROKEN, task_at, wait_for_rollback
+from crash.test_kill_letters import BROKEN, effects, standing, task_at, wait_for_rollback
+from fixtures.fix_places import of_stores
 from kit.child_letters import do, orders_of, prepare_place
 from kit.children import Nursery
 from kit.orders import assert_proven, batch, consumer, letters
@@ -68,5 +71,53 @@ def test_killed_anywhere_while_deleting(place: Place, nursery: Nursery) -> None:
         assert_proven(place.store(), name)
         assert_proven(place.store(), "other")
         do(place.store(), task_at(place, **VICTIM, name=name))
-    expected = {"delete_portion"} if place.kind == "postgres" else {"empty_table", "sweep_files", "note_deletion"}
+    expected = {"delete_portion"} if place.kind == "postgres" else {"empty_table", "list_files", "sweep_files", "note_deletion"}
     assert set(steps) == {"decide_deletion", *expected} and sum(refused) >= 5
+
+
+STREAM = {"do": "stream", "batches": [[0, 1, 2, 3]], "bad": [1]}
+
+SLEEPING = {"postgres": ["handler", "commit"], "delta": ["handler", "decide", "read_back", "publish"]}
+"""Store -> steps before which the old instance falls asleep: in the handler, right before the commit, and where it does not know of it."""
+
+
+def asleep(child: Any) -> None:
+    """Wait until the process is stopped."""
+    stat = Path(f"/proc/{child.pid}/stat")
+    until = time.monotonic() + 60
+    while stat.read_text().rpartition(")")[2].split()[0] != "T":
+        child.require_running()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def last_step(place: Place, nursery: Nursery, step: str) -> int:
+    """Which step of the stream has this name, the last time."""
+    seen = []
+    for number in range(1, 60):
+        code, errors = nursery.start(task_at(place, **STREAM, name=f"probe{number}x", die_at=number)).wait()
+        if code == 0:
+            return len(seen) - seen[::-1].index(step)
+        seen.append(errors.rpartition("died before ")[2].strip())
+        wait_for_rollback(place)
+    raise AssertionError("the stream does not end")
+
+
+@pytest.mark.parametrize(("place", "step"), of_stores(SLEEPING), indirect=["place"])
+def test_a_process_that_slept_while_its_consumer_was_deleted_commits_nothing(place: Place, step: str, nursery: Nursery) -> None:
+    """A laptop lid, a paused machine: it wakes when a new consumer has its name, and that one has its own events once, and no others."""
+    prepare_place(place)
+    number = last_step(place, nursery, step)
+    old = nursery.start(task_at(place, **STREAM, name="shop", die_at=number, sleeps=True))
+    asleep(old)
+    do(place.store(), task_at(place, **VICTIM, name="shop"))
+    decided = effects(place)
+    assert decided == ([0, 2, 3] if step in ("read_back", "publish") else [])
+    do(place.store(), task_at(place, do="stream", batches=[[5, 6]], bad=[6], name="shop"))
+    old.send(signal.SIGCONT)
+    code, errors = old.wait()
+    assert code == 0 or "Fenced" in errors or "StoreUnavailable" in errors, errors
+    assert (code == 0) <= bool(decided)
+    assert effects(place) == [*decided, 5]
+    assert standing(place, "shop") == {6: "OPEN"}
+    assert_proven(place.store())

@@ -175,7 +175,7 @@ def main(task: dict[str, Any]) -> None:
         steps += 1
         if steps == task.get("die_at"):
             print(f"died before {name}", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSTOP if task.get("sleeps") else signal.SIGKILL)
 
     do(place_of(task["kind"], task["place"]).store(on_step=on_step), task)
     if "ended" in task:

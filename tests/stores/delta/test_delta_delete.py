@@ -1,0 +1,106 @@
+"""What a deletion leaves in the folder of a store on Delta, and why a slow one cannot harm files that a new consumer has just written."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dedup import DeadLetters, Selection
+from dedup.delta.ledger import DELETE, DELETED, Header
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
+from kit.outgoing import publisher
+from kit.people import ANN
+from kit.places import DeltaPlace
+
+SURE: dict[str, Any] = {"by": "ann", "reason": "replaced", "although_running": True, "although_waiting": True}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> DeltaPlace:
+    """An empty place with the sink `orders`."""
+    made = DeltaPlace(tmp_path)
+    made.create_sink()
+    return made
+
+
+def used(place: DeltaPlace, name: str = "shop") -> None:
+    """Rows, letters with a history, messages that wait, files of keys."""
+    run = publisher(place.store(), name=name, sequence_key="data.id", budget=None)
+    for number in range(3):
+        run(batch(*orders(range(10 * number, 10 * number + 9)), event(10 * number + 9, f"secret-{number}", -1)), number)
+    DeadLetters(place.store()).discard(Selection(consumer=name, limit=1), **ANN)
+
+
+def files_of(place: DeltaPlace, name: str = "shop") -> list[Path]:
+    """Files of a consumer, without the logs of tables."""
+    state = place.folder / "state"
+    found = [path for path in state.rglob("*") if path.is_file() and name in path.relative_to(state).parts]
+    return [path for path in found if "_delta_log" not in path.parts]
+
+
+def test_two_decisions_and_the_logs_are_left(place: DeltaPlace) -> None:
+    """No letter, message, key or reservation is in any file any more; the two decisions say who deleted the consumer, and why."""
+    used(place)
+    used(place, "other")
+    assert {"keys", "dead_letters", "outbox", "ledger"} <= {path.relative_to(place.folder / "state").parts[0] for path in files_of(place)}
+    place.store().delete_consumer("shop", **SURE)
+    left = files_of(place)
+    assert sorted({path.relative_to(place.folder / "state").parts[0] for path in left}) == ["deleted", "ledger"]
+    rows = [row for path in left if path.suffix == ".parquet" for row in pq.ParquetFile(path).read().to_pylist()]
+    headers = [Header.from_json(row["doc"]) for row in sorted(rows, key=lambda row: row["seq"])]
+    assert [(one.kind, one.by, one.reason) for one in headers] == [(DELETE, "ann", "replaced"), (DELETED, "ann", "replaced")]
+    assert_proven(place.store(), "other")
+    assert len(letters(place.store())) == 3
+
+
+def stopped(place: DeltaPlace, step: str, act: Callable[[Any], None]) -> tuple[threading.Thread, threading.Event]:
+    """A thread that has come to this step of `act`, and waits for the event."""
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def on_step(name: str) -> None:
+        if name == step and not reached.is_set():
+            reached.set()
+            assert goes_on.wait(60)
+
+    thread = threading.Thread(target=act, args=(place.store(on_step=on_step),), daemon=True)
+    thread.start()
+    assert reached.wait(60)
+    return thread, goes_on
+
+
+@pytest.mark.parametrize("step", ["list_files", "sweep_files"])
+def test_files_that_no_commit_names_yet_are_safe_from_a_slow_deletion(place: DeltaPlace, step: str) -> None:
+    """A new consumer has written the files of its first batch, and not decided yet, while an old call looks for files that nobody needs."""
+    used(place)
+    slow, deletes_on = stopped(place, step, lambda store: store.delete_consumer("shop", **SURE))
+    place.store().delete_consumer("shop", **SURE)
+    rows = batch(event(0, "new-0", 1), event(1, "new-1", -1))
+    new, decides_on = stopped(place, "decide", lambda store: consumer(store, budget=None)(rows, 0))
+    before = len(place.read())
+    deletes_on.set()
+    slow.join(60)
+    decides_on.set()
+    new.join(60)
+    assert not slow.is_alive() and not new.is_alive()
+    assert len(place.read()) == before + 1 and "new-0" in ids(place.read())
+    assert [x["idempotence_key"] for x in letters(place.store())] == ["new-1"]
+    assert_proven(place.store())
+
+
+def test_a_process_that_knew_the_deleted_consumer_reads_the_new_one(place: DeltaPlace) -> None:
+    """A monitor or a command that has read everything before forgets what is blocked, held and reserved by the old one."""
+    watcher = place.store()
+    run = consumer(place.store(), sequence_key="data.id", budget=None)
+    run(batch(event(0, "a", -1), event(1, "a", 5)), 0)
+    assert len(letters(watcher)) == 2 and watcher.reserved("shop") == 1
+    place.store().delete_consumer("shop", **SURE)
+    assert letters(watcher) == [] and watcher.consumers() == []
+    made = consumer(watcher, sequence_key="data.id", budget=None)
+    assert made(batch(event(0, "a", 5)), 0).processed == 1
+    assert letters(watcher) == [] and watcher.reserved("shop") == 1
+    assert_proven(watcher)
