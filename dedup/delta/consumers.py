@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from checkpoint.errors import CommitConflict, ConfigError, StoreRestored
+from checkpoint.errors import CommitConflict, ConfigError, DedupError
 from deadletter.letter import SEQUENCES
 from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.engine import Engine
@@ -72,7 +72,8 @@ class States:
         return SmallFile(self.root, self.options, DELETIONS, safe_name(consumer))
 
     def _is_deleted(self, consumer: str) -> bool:
-        with suppress(StoreRestored), self.caught_up(consumer) as state:
+        """One whose ledger cannot be read is there: whoever asks for it is told why."""
+        with suppress(DedupError), self.caught_up(consumer) as state:
             return state.header.kind == DELETED
         return False
 

@@ -26,7 +26,7 @@ from dedup.core.deletion import Allowed, Deletion, no_consumer, require, running
 from dedup.delta import tables, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
-from dedup.delta.ledger import DELETE, DELETED, HELD, KEYS, LETTERS_SINK, OUTBOX_SINK, Header
+from dedup.delta.ledger import DELETE, DELETED, HELD, KEYS, LETTERS_SINK, LOG, OUTBOX_SINK, Header
 from dedup.delta.outbox import ROWS_BITS, DeltaOutbox
 from dedup.delta.sequences import WAITING
 from dedup.delta.state import ConsumerState
@@ -193,47 +193,67 @@ class Deleting:
 
         Crash: some of them are gone.
         """
-        name, engine = safe_name(state.ledger.consumer), self._states.engine
-        messages, marks = state.outbox_uris()
+        name, engine, ours = (
+            safe_name(state.ledger.consumer),
+            self._states.engine,
+            (state.ledger.uri, state.letters_uri, *state.outbox_uris()),
+        )
         self.on_step("list_files")
-        found = {folder: list(self._files(f"{folder}/{name}")) for folder in ("ledger", "dead_letters", "outbox", "staged")}
-        small = [path for folder in TURNS for path in self._files(folder) if path.split("/")[1].partition("@")[0] == name]
+        found = [info for folder in ("ledger", "dead_letters", "outbox", "staged") for info in self._files(f"{folder}/{name}")]
+        small = [info.path for folder in TURNS for info in self._files(folder) if info.base_name.partition("@")[0] == name]
         state.catch_up()
         if state.header.kind != DELETE:
             return
         self.on_step("sweep_files")
-        given_up = {sink for _, sink in state.header.dropped}  # whoever has decided them may still try to publish the files
-        whole = [state.ledger.uri, *[u for u, s in ((state.letters_uri, LETTERS_SINK), (messages, OUTBOX_SINK)) if s not in given_up]]
-        kept = tuple(f"{uri.removeprefix(self.path).strip('/')}/" for uri in (state.ledger.uri, state.letters_uri, messages, marks))
-        gone = [path for paths in found.values() for path in paths if not path.startswith(kept)]
-        for uri in whole if engine.tells_files else ():
-            gone += self._unnamed(uri, found)
-        for uri in (state.ledger.uri, state.letters_uri, messages, marks):
+        folders = tuple(self._below(uri) for uri in ours)
+        gone = [info.path for info in found if not info.path.startswith(folders)]  # staged rows, and the outbox of a ledger that is no more
+        for uri in self._certain(state) if engine.tells_files else ():
+            gone += self._unnamed(state, uri, found)
+        for uri in ours:
             self._act(uri, lambda table: engine.vacuum(table, full=False, at_once=True))
         remove(self.path, self.storage_options, [*gone, *small])
         if (folder := state.keys.folder.path) is not None:
             shutil.rmtree(folder, ignore_errors=True)
         state.keys.forget()
 
-    def _unnamed(self, uri: str, found: dict[str, list[str]]) -> Iterator[str]:
-        """Files of a table that its newest snapshot does not name, without its log."""
-        table, folder = self._states.engine.handle(uri).look(), f"{uri.removeprefix(self.path).strip('/')}/"
-        named = {folder + path for path in self._states.engine.listed(table)} if table is not None else set()
-        mine = [path for paths in found.values() for path in paths if path.startswith(folder)]
-        yield from (path for path in mine if path not in named and "/_delta_log/" not in path)
+    def _certain(self, state: ConsumerState) -> list[str]:
+        """URIs of the tables to which nobody can commit a file any more that is there already.
 
-    def _files(self, folder: str) -> Iterator[str]:
-        """Paths below the store of the files in a folder."""
+        Marks of messages are committed by dispatchers, without the ledger. Files of letters and messages whose publication was given up may
+        be in the hands of who has decided them.
+        """
+        given_up = {sink for _, sink in state.header.dropped}
+        sinks = {LETTERS_SINK: state.letters_uri, OUTBOX_SINK: state.outbox_uris()[0]}
+        return [state.ledger.uri, *(uri for sink, uri in sinks.items() if sink not in given_up)]
+
+    def _unnamed(self, state: ConsumerState, uri: str, found: list[pafs.FileInfo]) -> Iterator[str]:
+        """Files of a table that its newest snapshot does not name, without its log.
+
+        Only those that are older than the file of the deletion itself: another call may be writing that of its end.
+        """
+        table, below = self._states.engine.handle(uri).look(), self._below(uri)
+        named = {below + path for path in self._states.engine.listed(table)} if table is not None else set()
+        ledger = {self._below(state.ledger.uri) + file.path for file in state.ledger.files_now() if file.section == LOG}
+        since = min((info.mtime_ns for info in found if info.path in ledger and info.mtime_ns is not None), default=0)
+        mine = (info for info in found if info.path.startswith(below) and "/_delta_log/" not in info.path and info.path not in named)
+        yield from (info.path for info in mine if info.mtime_ns is not None and info.mtime_ns < since)
+
+    def _below(self, uri: str) -> str:
+        """The path of a table's folder below that of the store."""
+        return f"{uri.removeprefix(self.path).strip('/')}/"
+
+    def _files(self, folder: str) -> Iterator[pafs.FileInfo]:
+        """The files in a folder below that of the store."""
+        selector = pafs.FileSelector(folder, allow_not_found=True, recursive=True)
         with answering(self.path):
-            infos = filesystem(self.path, self.storage_options).get_file_info(
-                pafs.FileSelector(folder, allow_not_found=True, recursive=True)
-            )
-        yield from (info.path for info in infos if info.type == pafs.FileType.File)
+            infos = filesystem(self.path, self.storage_options).get_file_info(selector)
+        yield from (info for info in infos if info.type == pafs.FileType.File)
 
 
 def _decision(state: ConsumerState, publisher: SinkPublisher, by: str, reason: str) -> Header:
     """The header that says: from now on nobody commits, and nothing of before counts. What is decided is published first."""
     header = amendment(state, publisher, changes.deleted, by=by, reason=reason)
     head = replace(header.head, epoch=header.head.epoch + 1)
+    unshown = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
     nobody: dict[str, Any] = {"holder": None, "held_since": header.committed_at, "members": None, "claims": {}}
-    return replace(header, kind=DELETE, head=head, marks={}, pending=(), **nobody)
+    return replace(header, kind=DELETE, head=head, marks={}, pending=(), dropped=unshown, **nobody)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from checkpoint.errors import DedupError
 from dedup import DeadLetters, Selection
 from dedup.delta.ledger import DELETE, DELETED, Header
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
@@ -56,6 +57,34 @@ def test_two_decisions_and_the_logs_are_left(place: DeltaPlace) -> None:
     assert [(one.kind, one.by, one.reason) for one in headers] == [(DELETE, "ann", "replaced"), (DELETED, "ann", "replaced")]
     assert_proven(place.store(), "other")
     assert len(letters(place.store())) == 3
+
+
+def test_files_of_attempts_that_died_go_and_those_of_another_call_stay(place: DeltaPlace) -> None:
+    """What no commit names and is older than the decision is gone; a file that is just being written may be that of the last decision."""
+    used(place)
+    folder = place.folder / "state" / "ledger" / "shop"
+    old, new = folder / "old.parquet", folder / "new.parquet"
+    old.write_bytes(b"secret")
+
+    def step(name: str) -> None:
+        if name == "list_files":
+            new.write_bytes(b"another call is about to commit this")
+
+    place.store(on_step=step).delete_consumer("shop", **SURE)
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_a_deleted_consumer_whose_ledger_cannot_be_read_hides_no_other_one(place: DeltaPlace) -> None:
+    """It is listed again, and whoever asks for it is told why; the others can be listed and used."""
+    used(place)
+    used(place, "other")
+    place.store().delete_consumer("shop", **SURE)
+    for path in (place.folder / "state" / "ledger" / "shop").rglob("*.parquet"):
+        path.unlink()
+    assert place.store().consumers() == ["other", "shop"]
+    assert_proven(place.store(), "other")
+    with pytest.raises(DedupError):
+        place.store().head("shop")
 
 
 def stopped(place: DeltaPlace, step: str, act: Callable[[Any], None]) -> tuple[threading.Thread, threading.Event]:
