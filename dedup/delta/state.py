@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from checkpoint.errors import Fenced, PartitionLost, PublicationStuck, StoreRestored, StoreUnavailable, command
+from checkpoint.errors import Fenced, PartitionLost, PublicationStuck, Refused, StoreRestored, StoreUnavailable, command
 from checkpoint.head import Claim, Head
 from checkpoint.position import Partition, Ranges
 from deadletter.store import KEYS as KEYS_SCHEMA
@@ -246,10 +246,15 @@ class ConsumerState:
         """Who deletes it, and since when."""
         return f"{self.header.by} at {self.header.committed_at:%Y-%m-%d %H:%M:%S} UTC"
 
+    @property
+    def deletion(self) -> Refused | None:
+        """What `require_not_deleted` raises; None where nobody has decided that it is deleted, or everything is gone."""
+        return being_deleted(self.ledger.consumer, self._deleted_by()) if self.header.kind == DELETE else None
+
     def require_not_deleted(self) -> None:
         """Raise Refused where the consumer is being deleted."""
-        if self.header.kind == DELETE:
-            raise being_deleted(self.ledger.consumer, self._deleted_by())
+        if (refused := self.deletion) is not None:
+            raise refused
 
     def require_claim(self, claim: Claim) -> None:
         """Raise PartitionLost where the partition was claimed after this claim."""

@@ -60,6 +60,8 @@ def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
     """Sentences, one per contradiction, each naming decisions, letters or sinks."""
     if state.table is None:
         return []
+    if (refused := state.deletion) is not None:
+        return [str(refused)]
     found = [state.damage] if state.damage else []
     # Of the same head as all else: others go on deciding.
     log, kept = _log_of(state.ledger, state.ledger.files(state.table), 0, lambda _: True), letters_now(state, publisher)

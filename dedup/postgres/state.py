@@ -258,7 +258,10 @@ def _counted(connection: Connection, sql: Statements) -> tuple[int, int]:
 
 
 def problems(connection: Connection, sql: Statements, consumer: str) -> list[str]:
-    """Contradictions in the tables; reads every reservation."""
+    """Contradictions in the tables; reads every reservation. Of a consumer that is being deleted, that alone."""
+    known = read(connection, sql, consumer)
+    if known is not None and known.deleted_by is not None:
+        return [str(being_deleted(consumer, known.deleted_by))]
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         connection.execute(sql["lock_reservations"], {})

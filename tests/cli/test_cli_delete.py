@@ -67,6 +67,8 @@ def test_the_same_command_ends_what_an_earlier_one_began(place: Place, dedup: Ru
     for command in ("consumer reset shop --yes", "dead-letter discard --consumer shop --reason x --yes"):
         code, _, err = dedup(command, place)
         assert (code, "dedup consumer delete shop --yes" in " ".join(err.split())) == (3, True), err
+    code, out, _ = dedup("verify shop", place)
+    assert (code, "dedup consumer delete shop --yes" in " ".join(out.split())) == (1, True), out
     code, out, _ = dedup("consumer delete shop", place)
     assert (code, "an earlier call has decided this" in out) == (0, True)
     assert dedup("consumer delete shop --yes", place)[0] == 0
