@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,10 +18,12 @@ from dedup.delta.commit import Decision, commit_decision
 from dedup.delta.engine import Engine
 from dedup.delta.epoch import SmallFile, Turns, exists
 from dedup.delta.key_files import KeyFolder
+from dedup.delta.key_objects import CLOSING, KeyObjects
 from dedup.delta.ledger import DELETED, Header, Ledger
+from dedup.delta.reservations import ReservedKeys
 from dedup.delta.spark_ledger import SparkLedger
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, answering, consumer_name, filesystem, is_local, join, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, answering, by_objects, consumer_name, filesystem, is_local, join, safe_name
 
 AMEND_ATTEMPTS = 20
 
@@ -47,9 +50,13 @@ class States:
             name = safe_name(consumer)
             made = SparkLedger if self.engine.name == SPARK else Ledger
             ledger = made(join(self.root, "ledger", name), self.options, consumer, self.engine)
-            folder = KeyFolder(None if self._keys_folder is None else self._keys_folder / name)
-            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine, folder))
+            return self._states.setdefault(consumer, ConsumerState(ledger, self.root, self.engine, self._keys(ledger, name)))
         return self._states[consumer]
+
+    def _keys(self, ledger: Ledger, name: str) -> ReservedKeys:
+        copied = self.engine.name != SPARK and by_objects(self.root, self.options)
+        folder = KeyFolder(None if self._keys_folder is None else self._keys_folder / name, copied=copied)
+        return ReservedKeys(ledger, folder, KeyObjects(join(self.root, "keys", name), self.options) if copied else None)
 
     def turns(self, consumer: str) -> Turns:
         """Whose turn it is."""
@@ -126,5 +133,9 @@ class States:
         return pa.concat_tables([pa.schema([pa.field("consumer", pa.string()), *SEQUENCES]).empty_table(), *parts])
 
     def forget(self) -> None:
-        """Read everything anew."""
+        """Read everything anew; waits a while for copies of files of keys that are being written."""
+        copies = [state.keys.copies for state in self._states.values() if state.keys.copies is not None]
         self._states.clear()
+        until = time.monotonic() + CLOSING
+        for each in copies:
+            each.wait(max(until - time.monotonic(), 0.0))

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, TypeVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -128,16 +128,25 @@ class Pages:
 
     Args:
         file: may be closed then.
-        path: for messages.
+        name: for messages.
         sums: checksum of each page.
     """
 
-    def __init__(self, file: BinaryIO, path: Path | None, sums: npt.NDArray[np.uint32]) -> None:
-        self._path, self._sums = path, sums
+    def __init__(self, file: BinaryIO, name: object, sums: npt.NDArray[np.uint32]) -> None:
+        self._name, self._sums = name, sums
         self._number = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._number)
         with contextlib.suppress(OSError, AttributeError):  # the system need not read what lies around a page
             os.posix_fadvise(self._number, 0, 0, os.POSIX_FADV_RANDOM)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file. Raises OSError."""
+        return os.fstat(self._number).st_size
+
+    def content(self, first: int, size: int) -> bytes:
+        """These bytes of the file, as they are now; fewer at its end. Raises OSError."""
+        return os.pread(self._number, size, first)
 
     def read(self, pages: Places) -> npt.NDArray[Any]:
         """These pages, ascending, as they were written. Raises DamagedKeys."""
@@ -147,16 +156,16 @@ class Pages:
         view = memoryview(content)
         sums = [zlib.crc32(view[at : at + PAGE.itemsize]) for at in range(0, len(content), PAGE.itemsize)]
         if len(wrong := pages[np.array(sums, dtype=np.uint32) != self._sums[pages]]):
-            raise DamagedKeys(f"{self._path}: page {wrong[0]} is not as it was written")
+            raise DamagedKeys(f"{self._name}: page {wrong[0]} is not as it was written")
         return np.frombuffer(content, PAGE)
 
     def _neighbours(self, first: int, count: int) -> bytes:
         try:
             content = os.pread(self._number, count * PAGE.itemsize, first * PAGE.itemsize)
         except OSError as error:  # for instance because another host has deleted the file
-            raise DamagedKeys(f"{self._path}: {error}") from error
+            raise DamagedKeys(f"{self._name}: {error}") from error
         if len(content) != count * PAGE.itemsize:
-            raise DamagedKeys(f"{self._path}: page {first + len(content) // PAGE.itemsize} is gone")
+            raise DamagedKeys(f"{self._name}: page {first + len(content) // PAGE.itemsize} is gone")
         return content
 
 
@@ -164,7 +173,8 @@ class Pages:
 class StoredRun:
     """One open file. Every method that asks for keys raises DamagedKeys."""
 
-    path: Path | None  # None: the file has no name any more, and ends with this process
+    path: Path | None  # None: the file ends with this process
+    name: str | None  # None: no list can name it
     rows: int
     days: dict[int, int]  # day -> keys
     pages: Pages
@@ -184,18 +194,23 @@ class StoredRun:
             raise DamagedKeys(f"{path}: {error}") from error
 
     @classmethod
-    def of(cls, file: BinaryIO, path: Path | None, dead: Sequence[int] = ()) -> StoredRun:
-        """Use an open file, which may be closed then. Raises DamagedKeys, OSError."""
+    def of(cls, file: BinaryIO, path: Path | None, dead: Sequence[int] = (), name: str | None = None) -> StoredRun:
+        """Use an open file, which may be closed then. Raises DamagedKeys, OSError.
+
+        Args:
+            name: of a file without a path.
+        """
+        name = name if path is None else path.name
         try:
             told, blocks = _described(file)
-            if told["name"] != _name(path):
+            if told["name"] != name:
                 raise ValueError(f"it was written as {told['name']}")
             bloom = Bloom(told["capacity"], (np.frombuffer(blocks[0], "<u8"), np.frombuffer(blocks[1], "<u8")))
             first = np.frombuffer(blocks[2], "<u8"), np.frombuffer(blocks[3], "<u8")
-            pages = Pages(file, path, np.frombuffer(blocks[4], "<u4"))
-            return cls(path, told["rows"], dict(told["days"]), pages, first, bloom, np.array(dead, dtype=np.int64))
+            pages = Pages(file, path or name, np.frombuffer(blocks[4], "<u4"))
+            return cls(path, name, told["rows"], dict(told["days"]), pages, first, bloom, np.array(dead, dtype=np.int64))
         except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise DamagedKeys(f"{path}: {error}") from error
+            raise DamagedKeys(f"{path or name}: {error}") from error
 
     def __len__(self) -> int:
         return self.rows
@@ -287,15 +302,16 @@ class NewFile:
     """A file that is being written: rows are cut into pages.
 
     Args:
-        path: of the file; None: it has no name and ends with this process.
+        path: of the file; None: it ends with this process.
         capacity: as many keys as there will be at most.
+        name: of a file without a path, where a list may name it.
 
     Raises:
         OSError: here and in each method; for instance where the disk is full.
     """
 
-    def __init__(self, path: Path | None, capacity: int) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, capacity: int, name: str | None = None) -> None:
+        self.path, self._name = path, name if path is None else path.name
         self._file: Any = tempfile.TemporaryFile(prefix="dedup-keys-") if path is None else path.open("x+b")  # noqa: SIM115
         self._left = weakref.finalize(self, _delete, self._file, path)  # by an index that nobody needs any more
         self._rest, self._rows = list[KeyRows](), 0
@@ -325,7 +341,7 @@ class NewFile:
         self._describe()
         self._file.flush()
         os.fsync(self._file.fileno())
-        run = StoredRun.of(self._file, self.path)
+        run = StoredRun.of(self._file, self.path, name=self._name)
         self._left.detach()
         self._file.close()
         return run
@@ -355,7 +371,7 @@ class NewFile:
         blocks = [a.tobytes() for a in (*self._filter.words, *firsts, np.array(self._sums, dtype=np.uint32))]
         told = {
             "format": FORMAT,
-            "name": _name(self.path),  # rows that the list calls freed are rows of this file
+            "name": self._name,  # rows that the list calls freed are rows of this file
             "rows": self._rows,
             "pages": len(self._sums),
             "capacity": self._filter.capacity,
@@ -377,23 +393,80 @@ class KeyList:
     attempt: str  # of that decision: another history has another one
     files: dict[str, list[int]]  # name -> rows whose keys were freed
 
+    def encoded(self, **more: Any) -> bytes:
+        """As text, with its checksum; `decoded` is the inverse."""
+        text = json.dumps({"format": FORMAT, **asdict(self), **more}).encode()
+        return b"%08x\n%s" % (zlib.crc32(text), text)
+
+
+class KeptKeys(NamedTuple):
+    """A list, and its files as they are open."""
+
+    listed: KeyList
+    runs: Sequence[StoredRun]
+
+
+def decoded(content: bytes) -> dict[str, Any]:
+    """The fields of a KeyList, and what was written beside them. Raises ValueError where it is damaged or of another format."""
+    told_sum, text = content.split(b"\n", 1)
+    told = json.loads(text) if int(told_sum, 16) == zlib.crc32(text) else {}
+    if not isinstance(told, dict) or told.pop("format", None) != FORMAT:
+        raise ValueError("it is damaged or of another format")
+    return told
+
+
+class ArrivingFile:
+    """A file that is copied into the folder: under another name until it is whole. Whoever drops it unfinished deletes it.
+
+    Args:
+        folder: None: it ends with this process.
+        size: bytes.
+
+    Raises:
+        OSError: here and in each method.
+    """
+
+    def __init__(self, folder: Path | None, name: str, size: int) -> None:
+        self.name, self.size = name, size
+        self._target = None if folder is None else folder / name
+        self._path = None if folder is None else folder / f"{uuid.uuid4().hex}.keys"
+        self._file: Any = tempfile.TemporaryFile(prefix="dedup-keys-") if self._path is None else self._path.open("x+b")  # noqa: SIM115
+        self._left = weakref.finalize(self, _delete, self._file, self._path)
+
+    def write(self, content: Any, first: int) -> None:
+        """Put bytes where they belong; for several threads at once. Crash: half a file is there, which no list names."""
+        while len(content):
+            done = os.pwrite(self._file.fileno(), content, first)
+            content, first = memoryview(content)[done:], first + done
+
+    def finish(self, dead: Sequence[int]) -> StoredRun:
+        """The file, open, under its name. Raises DamagedKeys. Crash: it is there whole, under either name, and no list names it."""
+        os.fsync(self._file.fileno())
+        run = StoredRun.of(self._file, self._target, dead, self.name)
+        if self._path is not None and self._target is not None:
+            self._path.replace(self._target)
+        self._left.detach()
+        self._file.close()
+        return run
+
 
 class KeyFolder:
     """Where the files of one consumer are. Several processes may use it: each list is whole, and the last one counts.
 
     Args:
-        path: of the folder; None: files have no names, and end with this process.
+        path: of the folder; None: files end with this process.
+        copied: files go elsewhere, too, so that lists name them, also those that end with this process.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, *, copied: bool = False) -> None:
+        self.path, self._copied = path, copied
         self._told = False
         self._avoided = -math.inf  # since when, by the monotonic clock
 
     @property
     def usable(self) -> bool:
-        """Whether there is a folder, and no failure lately."""
-        return self.path is not None and time.monotonic() - self._avoided > AVOIDED
+        """Whether lists can name the files, and there was no failure lately."""
+        return (self.path is not None or self._copied) and time.monotonic() - self._avoided > AVOIDED
 
     def new(self, capacity: int) -> NewFile:
         """A file for so many keys, which no list names yet; where the folder cannot be used, one without a name, in the temporary folder.
@@ -403,13 +476,22 @@ class KeyFolder:
 
         Crash: a file that no list names; `save` deletes it after a day.
         """
-        if self.path is not None and self.usable:
+        name = f"{uuid.uuid4().hex}.keys" if self.usable else None
+        if self.path is not None and name is not None:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                return NewFile(self.path / f"{uuid.uuid4().hex}.keys", capacity)
+                return NewFile(self.path / name, capacity)
             except OSError as error:
                 self.failed(error)
-        return NewFile(None, capacity)
+        return NewFile(None, capacity, name) if self.path is None else NewFile(None, capacity)
+
+    def arriving(self, name: str, size: int) -> ArrivingFile | None:
+        """A file of this name and size that comes from elsewhere; None where it is there already. Raises OSError."""
+        if self.path is not None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if _size(self.path / name) == size:
+                return None  # a start that was killed has brought it
+        return ArrivingFile(self.path, name, size)
 
     def failed(self, error: OSError) -> None:
         """A file could not be written or opened: use the temporary folder for a while."""
@@ -421,33 +503,29 @@ class KeyFolder:
     def load(self) -> KeyList | None:
         """The list; None where there is none that can be read."""
         try:
-            told_sum, text = (self.path / LIST).read_bytes().split(b"\n", 1) if self.path else (b"", b"")
-            told = json.loads(text) if told_sum and int(told_sum, 16) == zlib.crc32(text) else {}
-            if self.path and told.pop("format", None) != FORMAT:
-                raise ValueError("it is damaged or of another format")
-            return KeyList(**told) if told else None
+            return KeyList(**decoded((self.path / LIST).read_bytes())) if self.path else None
         except (FileNotFoundError, NotADirectoryError):
             return None  # as at a first start
         except (OSError, ValueError, TypeError) as error:
             log.warning("The list of files of keys in %s cannot be used, so the keys are read from the ledger: %s", self.path, error)
             return None
 
-    def save(self, listed: KeyList, gone: Iterable[Path]) -> None:
+    def save(self, listed: KeyList, gone: Iterable[str] = ()) -> None:
         """Replace the list, and delete files that it names no more. Where that fails, a warning says so, and the old list stays.
 
         Crash: the old list counts or the new one; files that neither names are deleted after a day.
         """
-        assert self.path is not None
-        text = json.dumps({"format": FORMAT, **asdict(listed)}).encode()
+        if self.path is None:
+            return
         new = self.path / f"{LIST}.{uuid.uuid4().hex}"
         try:
             with new.open("xb") as file:
-                file.write(b"%08x\n%s" % (zlib.crc32(text), text))
+                file.write(listed.encoded())
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(self.path / LIST)
             _fsync(self.path)
-            for path in {*gone, *self._abandoned(listed)}:
+            for path in {*(self.path / name for name in gone), *self._abandoned(listed)}:
                 path.unlink(missing_ok=True)
         except OSError as error:
             self.failed(error)
@@ -457,10 +535,10 @@ class KeyFolder:
         assert self.path is not None
         return [StoredRun.open(self.path / name, dead) for name, dead in listed.files.items()]
 
-    def require(self, files: Iterable[Path]) -> None:
+    def require(self, files: Iterable[str]) -> None:
         """Raise ReplacedKeys where these are not all there."""
         try:
-            lost = [path.name for path in files if not path.exists()]
+            lost = [name for name in files if self.path is not None and not (self.path / name).exists()]
         except OSError as error:
             raise ReplacedKeys(f"{self.path}: {error}") from error
         if lost:
@@ -478,8 +556,10 @@ class KeyFolder:
         return [p for p in others if _age(p) > ABANDONED]
 
 
-def _name(path: Path | None) -> str | None:
-    return None if path is None else path.name
+def _size(path: Path) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return None
 
 
 def _age(path: Path) -> float:

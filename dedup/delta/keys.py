@@ -13,14 +13,13 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dedup.core.keys import Bools, Places, Words, by_key, find_keys, key_words
-from dedup.delta.key_files import HELD, I64, DamagedKeys, Hits, KeyFolder, KeyList, KeyRows, StoredRun
+from dedup.delta.key_files import HELD, I64, DamagedKeys, Hits, KeptKeys, KeyFolder, KeyList, KeyRows, StoredRun
 
 log = logging.getLogger("dedup")
 
@@ -100,8 +99,8 @@ class KeyIndex:
         self._flush_rows, self._run_rows = flush_rows or FLUSH_ROWS, run_rows or RUN_ROWS
         self._patience = 0  # keys in memory after which writing is tried again
         self._since = 0  # the first day that was not purged
-        self._gone: list[Path] = []  # files that the next list does not name
-        self._listed = {run.path for run in stored}
+        self._gone: list[str] = []  # files that the next list does not name
+        self._listed = {run.name for run in stored}
         self._joining: Joining | None = None
 
     def __len__(self) -> int:
@@ -151,7 +150,7 @@ class KeyIndex:
             self._joining.abandon()
             self._joining = None
         held = [SortedRun(rows) for run in over for rows in self._merged([run], len(run) // SLICE_ROWS + 1)]
-        self._gone += [run.path for run in over if run.path is not None]
+        self._gone += [run.name for run in over if run.name is not None]
         self._stored = [run for run in self._stored if run not in over]
         for run in held:
             self._push(run)
@@ -171,25 +170,26 @@ class KeyIndex:
             known[at], payload[at], held[at] = True, hits.payload, hits.day == HELD
         return known, payload, held
 
-    def keep(self, ledger: str, keyspace_since: int, seq: int, attempt: str) -> None:
-        """Write down that this is everything up to a decision, where enough is new.
+    def keep(self, ledger: str, keyspace_since: int, seq: int, attempt: str) -> KeptKeys | None:
+        """Write down that this is everything up to a decision, where enough is new; returns what was written down.
 
         Raises:
             DamagedKeys: another process has replaced files, or a file is not as it was written.
 
         Crash: the old list counts, or the new one.
         """
-        paths = {run.path for run in self._stored}
-        if not self._folder.usable or (self._few and (self._patience or None in paths or paths == self._listed)):
-            return
+        names = {run.name for run in self._stored}
+        if not self._folder.usable or (self._few and (self._patience or None in names or names == self._listed)):
+            return None
         self._flush()
-        files = {run.path: run.dead.tolist() for run in self._stored if run.path is not None}
+        files = {run.name: run.dead.tolist() for run in self._stored if run.name is not None}
         if self._tail or len(files) < len(self._stored):
-            return  # some are nowhere but in this process
+            return None  # some are nowhere but in this process
         self._folder.require(files)
-        named = {path.name: dead for path, dead in files.items()}
-        self._folder.save(KeyList(ledger, keyspace_since, seq, attempt, named), self._gone)
+        listed = KeyList(ledger, keyspace_since, seq, attempt, files)
+        self._folder.save(listed, self._gone)
         self._gone, self._listed = [], set(files)
+        return KeptKeys(listed, tuple(self._stored))
 
     @property
     def _few(self) -> bool:
@@ -269,7 +269,7 @@ class KeyIndex:
             raise
         if joining.over:
             self._joining = None
-            self._gone += [run.path for run in joining.stored if run.path is not None]
+            self._gone += [run.name for run in joining.stored if run.name is not None]
             self._stored = [*(run for run in self._stored if run not in joining.stored), *([made] if made else [])]
 
     def _merged(self, runs: Sequence[Run], pieces: int) -> Iterator[KeyRows]:

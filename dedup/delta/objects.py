@@ -118,6 +118,12 @@ def stats(uri: str, options: Mapping[str, str] | None, paths: Sequence[str]) -> 
     return at_once(lambda path: _stat(client, path), paths)
 
 
+def listed(uri: str, options: Mapping[str, str] | None, below: str | None = None) -> dict[str, Stat]:
+    """Path -> what the storage says of it, of all objects, or of those below a folder; one request for each thousand. Raises OSError."""
+    with _told():
+        return {str(one["path"]): _of(one) for one in obstore.list(_client(uri, options), below).collect()}
+
+
 def gets(uri: str, options: Mapping[str, str] | None, paths: Sequence[str]) -> list[pa.Buffer | None]:
     """`get` of each of these, all at once. Raises OSError."""
     return at_once(lambda path: get(uri, options, path), paths)
@@ -135,6 +141,10 @@ def _stat(client: Any, path: str) -> Stat | None:
             found = obstore.head(client, path)
         except FileNotFoundError:
             return None
+    return _of(found)
+
+
+def _of(found: Any) -> Stat:
     return Stat(int(found["size"]), found["last_modified"].timestamp(), found["e_tag"])
 
 

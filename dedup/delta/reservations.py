@@ -18,10 +18,13 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import CommitConflict
 from dedup.core.keys import Bools
+from dedup.delta import keys as runs_of_keys
 from dedup.delta.key_files import HELD as HELD_DAY
-from dedup.delta.key_files import I64, DamagedKeys, Days, KeyFolder, ReplacedKeys
+from dedup.delta.key_files import I64, DamagedKeys, Days, KeyFolder, KeyList, ReplacedKeys
+from dedup.delta.key_objects import KeyObjects
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import FREED, HELD, KEYS, Header, Ledger, LedgerFile
+from dedup.delta.storage import explained
 
 log = logging.getLogger("dedup")
 
@@ -29,6 +32,8 @@ _Answer = TypeVar("_Answer")
 
 READ_AT_ONCE = 1_000_000
 """Rows of reservations; a file is a request on object storage, and the smaller ones are asked for at the same time."""
+
+_FOREIGN = "they are of another history, or newer than this look at the ledger"
 
 FREED_ROWS = pa.schema([pa.field("key", pa.binary()), pa.field("seq", pa.int64())])
 """Keys, and the newest decision that freed each."""
@@ -48,10 +53,11 @@ class ReservedKeys:
 
     Args:
         folder: of files of keys.
+        copies: of those files beside the ledger; None where the ledger is on the same disk.
     """
 
-    def __init__(self, ledger: Ledger, folder: KeyFolder) -> None:
-        self._ledger, self.folder = ledger, folder
+    def __init__(self, ledger: Ledger, folder: KeyFolder, copies: KeyObjects | None = None) -> None:
+        self._ledger, self.folder, self.copies = ledger, folder, copies
         self.forget()
 
     def forget(self) -> None:
@@ -109,21 +115,51 @@ class ReservedKeys:
             if again and isinstance(error, ReplacedKeys):  # by another process: the list names others now
                 return self._read(look, again=False)
             self._tell(error)
-            self.folder.forget()
+            self._distrust()
             self._index = KeyIndex(self.folder)
             self._add(look, look.header.keyspace_since)
 
     def _opened(self, look: Look) -> tuple[KeyIndex, int]:
-        """What files have, where they are of this very history, and the decision that they go up to."""
-        listed, after = self.folder.load(), look.header.keyspace_since
-        if listed is None:
-            return KeyIndex(self.folder), after
-        same = (listed.ledger, listed.keyspace_since) == (look.table_id, after) and after <= listed.seq <= look.header.seq
-        decided = look.header_at(listed.seq) if same else None
-        if decided is None or decided.attempt != listed.attempt:  # of a time that was taken back
-            self._tell("they are of another history, or newer than this look at the ledger")
-            return KeyIndex(self.folder), after
-        return KeyIndex(self.folder, self.folder.open(listed)), listed.seq
+        """What files have, where they are of this very history, and the decision that they go up to. Raises DamagedKeys."""
+        listed = self.folder.load()
+        mine = listed if listed is not None and _of_history(listed, look) else None
+        if (fetched := self._newer(look, mine)) is not None:
+            return fetched
+        if mine is not None:
+            return KeyIndex(self.folder, self.folder.open(mine)), mine.seq
+        if listed is not None:
+            self._tell(_FOREIGN)
+        return KeyIndex(self.folder), look.header.keyspace_since
+
+    def _newer(self, look: Look, mine: KeyList | None) -> tuple[KeyIndex, int] | None:
+        """As `_opened`, from copies, where the folder has no list or one that much has come after. Raises DamagedKeys."""
+        if self.copies is None or (mine is not None and _behind(mine, look) <= runs_of_keys.FLUSH_ROWS):
+            return None
+        try:
+            return self._fetched(self.copies, look, -1 if mine is None else mine.seq)
+        except OSError as error:
+            self._tell(explained(self.copies.uri, error))
+        except DamagedKeys as error:
+            if mine is None:
+                raise
+            self._tell(error)
+        return None
+
+    def _fetched(self, copies: KeyObjects, look: Look, after: int) -> tuple[KeyIndex, int] | None:
+        """As `_opened`, from copies that go beyond a decision. Raises DamagedKeys, OSError.
+
+        Crash: as in `KeyObjects.fetch`; or the folder has all of the files, with their list or without.
+        """
+        names = [name for name in copies.lists() if name.seq > after]
+        for name in names:
+            decided = look.header_at(name.seq) if name.seq <= look.header.seq else None
+            if decided is not None and decided.attempt == name.attempt and _of_history((copied := copies.load(name)).listed, look):
+                runs = copies.fetch(copied, self.folder)
+                self.folder.save(copied.listed)
+                return KeyIndex(self.folder, runs), name.seq
+        if names and after < 0:
+            self._tell(_FOREIGN)
+        return None
 
     def _add(self, look: Look, after: int) -> None:
         """Raises DamagedKeys, StoreUnavailable, CommitConflict."""
@@ -136,16 +172,37 @@ class ReservedKeys:
             self._index.discard(gone["key"])
         for rows, days in reservations(self._ledger, look.files, after, gone, look.header):
             self._index.add(rows["key"], rows["payload_hash"].to_numpy(), days)
-        self._index.keep(look.table_id, look.header.keyspace_since, look.header.seq, look.header.attempt)
+        kept = self._index.keep(look.table_id, look.header.keyspace_since, look.header.seq, look.header.attempt)
+        if kept is not None and self.copies is not None:
+            self.copies.offer(kept)
 
     def _lose(self, error: DamagedKeys) -> None:
         if not isinstance(error, ReplacedKeys):
-            self.folder.forget()
+            self._distrust()
         self._tell(error)
         self.forget()
 
+    def _distrust(self) -> None:
+        """Open these files no more. Crash: the lists are there or not."""
+        self.folder.forget()
+        if self.copies is not None:
+            self.copies.distrust()
+
     def _tell(self, why: object) -> None:
         log.warning("Files of keys of %r cannot be used, so the keys are read from the ledger: %s", self._ledger.consumer, why)
+
+
+def _behind(listed: KeyList, look: Look) -> int:
+    """Rows of the files that have to be read after opening a list's."""
+    return sum(file.rows for file in look.files if file.section == KEYS and file.last > listed.seq)
+
+
+def _of_history(listed: KeyList, look: Look) -> bool:
+    """Whether the ledger has the very decision that a list goes up to, and it is not of a time that was taken back."""
+    after = look.header.keyspace_since
+    same = (listed.ledger, listed.keyspace_since) == (look.table_id, after) and after <= listed.seq <= look.header.seq
+    decided = look.header_at(listed.seq) if same else None
+    return decided is not None and decided.attempt == listed.attempt
 
 
 def kept_since(header: Header) -> int:

@@ -29,7 +29,7 @@ from dedup.core.deletion import being_deleted
 from dedup.core.keys import Bools
 from dedup.delta import tables
 from dedup.delta.engine import Engine
-from dedup.delta.key_files import I64, KeyFolder
+from dedup.delta.key_files import I64
 from dedup.delta.ledger import (
     DELETE,
     DELETED,
@@ -59,9 +59,8 @@ SUMMARY_EVERY = 200
 class ConsumerState:
     """One consumer as of the last look at its ledger. Not picklable; for one thread at a time, which holds `lock`."""
 
-    def __init__(self, ledger: Ledger, root: str, engine: Engine, key_folder: KeyFolder) -> None:
-        self.ledger, self.root = ledger, root
-        self.keys = ReservedKeys(ledger, key_folder)
+    def __init__(self, ledger: Ledger, root: str, engine: Engine, keys: ReservedKeys) -> None:
+        self.ledger, self.root, self.keys = ledger, root, keys
         self.letters_uri = join(root, "dead_letters", safe_name(ledger.consumer))
         self.sinks = Sinks(engine)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread

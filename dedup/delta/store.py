@@ -171,7 +171,8 @@ class DeltaStore(Joins, Deleting):
             each process: then nothing that Spark sends to its tasks has a credential.
         engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
         keys_folder: folder of this machine for files of reserved keys, which a start opens in place of reading the ledger. By default
-            they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends.
+            they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends. Beside a
+            store on object storage there are copies of them, which a process without files fetches.
         on_step: called with each step's name right before it acts.
 
     Raises:
@@ -395,6 +396,8 @@ class DeltaStore(Joins, Deleting):
     def maintain(self, consumer: str) -> None:
         """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
 
+        On object storage it also deletes copies of files of keys that no process needs.
+
         It deletes only files that are older than a week, and those that left these tables and the outbox as long ago as they say. A running
         consumer rewrites small files by itself.
 
@@ -405,6 +408,8 @@ class DeltaStore(Joins, Deleting):
             # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
             upkeep.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
             upkeep.expire(state.outbox_uris(), self._states.engine)
+            if state.keys.copies is not None:
+                state.keys.copies.clean()
             upkeep.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
 
     def views(self, spark: Any) -> list[str]:
@@ -522,7 +527,7 @@ class DeltaStore(Joins, Deleting):
             return [str(error)]
 
     def close(self) -> None:
-        """Forget what was read. The store can be used again."""
+        """Forget what was read; waits up to half a minute for copies of files of keys. The store can be used again."""
         self._states.forget()
 
     def _publisher(self, state: ConsumerState) -> SinkPublisher:

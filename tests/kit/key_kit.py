@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from checkpoint.holders import take_epoch
 from deadletter.store import KEYS, Commit
 from dedup.delta import DeltaStore, key_files
+from dedup.delta.key_objects import KeyObjects
+from dedup.delta.ledger import KEYS as RESERVATIONS
+from dedup.delta.ledger import Ledger
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 
@@ -73,3 +77,28 @@ def list_of(folder: Path) -> Path:
 def tomorrow() -> dt.date:
     """In UTC."""
     return (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).date()
+
+
+def copies_of(store: DeltaStore) -> KeyObjects:
+    """The copies of the consumer's files beside the ledger."""
+    found = store._states.of(kit.NAME).keys.copies
+    assert found is not None
+    return found
+
+
+def copied(store: DeltaStore) -> DeltaStore:
+    """The store, once everything is copied."""
+    assert copies_of(store).wait(30.0)
+    return store
+
+
+def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on: the last decision of each file of reservations that is read from a ledger."""
+    found, read = list[int](), Ledger.read
+
+    def noted(ledger: Ledger, files: Any, columns: Any, after: int) -> Any:
+        found.extend(file.last for file in files if file.section == RESERVATIONS)
+        return read(ledger, files, columns, after)
+
+    monkeypatch.setattr(Ledger, "read", noted)
+    return found

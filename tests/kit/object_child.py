@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dedup.delta import keys
 from kit.orders import batch, consumer, flatten, orders
 from kit.paths import environment
 from kit.places import ON_DELTA
@@ -35,6 +36,10 @@ class Worker:
         """A new store, and a new consumer."""
         store = self.place.store(storage_options=self._options or None)
         self._consumer = consumer(store, takeover_after=60.0)
+
+    def many(self) -> None:
+        """From now on as many keys stay in memory as for users: a batch writes no file of keys."""
+        keys.FLUSH_ROWS = 1_000_000
 
     def batch(self) -> None:
         """Five new events into the sink `orders`."""

@@ -225,7 +225,7 @@ def test_a_list_never_leaves_out_keys_that_no_file_has(tmp_path: Path, monkeypat
     assert listed is not None and listed.seq == 1 and index.probe(column(range(10)))[0].all()
 
 
-def full_disk(folder: object, capacity: int) -> NewFile:
+def full_disk(folder: object, capacity: int, name: str | None = None) -> NewFile:
     """What `KeyFolder.new` and `NewFile` do where there is no room."""
     raise OSError(28, "No space left on device")
 
@@ -243,7 +243,7 @@ def test_small_decisions_write_no_file_each_while_the_folder_is_away(
     else:
         monkeypatch.setattr(key_files, "NewFile", full_disk)
     index = KeyIndex(KeyFolder(tmp_path / "keys"), flush_rows=10)
-    index._listed = {tmp_path / "purged"}
+    index._listed = {"purged"}
     for number in range(30):
         index.add(column([number]), np.array([number]), 1)
         index.keep("table", 0, number, "attempt")

@@ -18,12 +18,13 @@ from obstore.store import from_url
 from pyarrow.fs import FileSelector
 
 from checkpoint.errors import ConfigError
-from dedup.delta import objects, tables
+from dedup.delta import key_objects, objects, tables
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.snapshot import Snapshot
 from dedup.delta.storage import by_objects, filesystem
 from kit import delta_features, http_proxy, object_storage
 from kit.http_proxy import HttpProxy
+from kit.key_kit import noted_reads
 from kit.object_child import Steered
 from kit.orders import assert_proven, batch, consumer, flatten, orders
 from kit.paths import environment
@@ -163,7 +164,7 @@ def test_a_store_works_with_a_profile(s3_folder: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["my data", "Größe", "50%", "a+b&c", "x%20y"])
-def test_a_folder_may_have_any_name(s3_folder: str, name: str) -> None:
+def test_a_folder_may_have_any_name(s3_folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """delta-rs and single requests mean the same object by it: what one writes, the other one reads, also in a new process's store."""
     place = S3Place(f"{s3_folder}/{name}")
     place.create_sink()
@@ -171,6 +172,9 @@ def test_a_folder_may_have_any_name(s3_folder: str, name: str) -> None:
         consumer(place.store())(batch(*orders(range(2 * number, 2 * number + 2))), number)
     assert [row["amount"] for row in place.read()] == [0, 1, 2, 3] and place.store().reserved("shop") == 4
     assert_proven(place.store())
+    key_objects.finish()
+    reads = noted_reads(monkeypatch)
+    assert place.store().reserved("shop") == 4 and reads == [], "copies of keys are found there, too"
 
 
 def test_a_checkpoint_is_written_where_one_is_due(place: S3Place) -> None:
@@ -190,14 +194,15 @@ def test_a_checkpoint_is_written_where_one_is_due(place: S3Place) -> None:
 def test_a_small_batch_takes_few_requests_and_an_idle_consumer_none(
     place: S3Place, proxy: HttpProxy, s3_settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """At most 25, also after many batches; a consumer that waits for its next batch asks nothing."""
+    """At most 25, also after many batches; a consumer that waits for its next batch asks nothing. Of copies of keys only the start asks."""
     child = Steered(place.kind, place.where, tmp_path / "next", object_storage.through(s3_settings, proxy.address))
     try:
-        assert [child.do(step) for step in ("start", *["batch"] * 3)] == ["ok"] * 4
+        assert [child.do(step) for step in ("start", "many", *["batch"] * 3)] == ["ok"] * 5
+        assert [request.method for request in proxy.taken() if "keys" in request.path] == ["GET"]
         for _ in range(8):
-            proxy.taken()
             assert child.do("batch") == "ok"
-            assert 0 < len(proxy.taken()) <= 25
+            taken = proxy.taken()
+            assert 0 < len(taken) <= 25 and not any("keys" in request.path for request in taken)
         assert proxy.taken() == []
     finally:
         child.close()
