@@ -9,6 +9,7 @@ _COMMITS, _PUBLICATION = "tests/stores/delta/test_delta_commits.py::", "tests/st
 _BACK = "tests/stores/delta/test_delta_copied_back.py::"
 _FEATURES = "tests/stores/delta/test_delta_features.py::"
 _KEYS, _DAMAGE = "tests/stores/delta/test_key_files.py::", "tests/stores/delta/test_key_damage.py::"
+_COPIES = "tests/stores/delta/test_key_copies.py::"
 _PURGES = "tests/stores/delta/test_key_purges.py::"
 
 DELTA = (
@@ -43,9 +44,30 @@ DELTA = (
     Mutant(
         "files of keys of another history are opened",
         "dedup/delta/reservations.py",
-        "if decided is None or decided.attempt != listed.attempt:",
-        "if decided is None:",
+        "return decided is not None and decided.attempt == listed.attempt",
+        "return decided is not None",
         _DAMAGE + "test_files_of_a_history_that_was_taken_back_are_not_opened",
+    ),
+    Mutant(
+        "copies of keys of another history are fetched",
+        "dedup/delta/reservations.py",
+        "decided.attempt == name.attempt and _of_history((copied := copies.load(name)).listed, look)",
+        "(copied := copies.load(name))",
+        _COPIES + "test_copies_of_a_history_that_was_taken_back_are_not_used",
+    ),
+    Mutant(
+        "a list of copies is written before its files",
+        "dedup/delta/key_objects.py",
+        "        for run in kept.runs:\n",
+        "        self._put(name.path, kept.listed.encoded(sizes=sizes), there)\n        for run in kept.runs:\n",
+        _COPIES + "test_a_list_is_there_only_with_all_of_its_files",
+    ),
+    Mutant(
+        "copies that were damaged are fetched again and again",
+        "dedup/delta/key_objects.py",
+        "        self._distrusted = True\n",
+        "",
+        _COPIES + "test_damaged_copies_are_fetched_once",
     ),
     Mutant(
         "the list says that keys in memory are in files",
