@@ -175,6 +175,8 @@ class KeyObjects:
         name, sizes = ListName(kept.listed.seq, kept.listed.attempt), {str(run.name): run.pages.size for run in kept.runs}
         for run in kept.runs:
             self._copy_file(run, sizes[str(run.name)], there)
+        if time.time() - offered > LATE:
+            return  # this machine has slept meanwhile
         self._put(name.path, kept.listed.encoded(sizes=sizes), there)
         self._met = {*(self._met or ()), name.path}
         self._files[name.path] = frozenset(sizes)
@@ -210,8 +212,11 @@ class KeyObjects:
         Crash: some are deleted. Files that no list names any more go after a day.
         """
         kept, dropped = _sorted_out(there, time.time())
-        needed = {file for name in kept for file in self._files_of(name)}
-        replaced = {file for name in dropped for file in self._files_of(name)}
+        try:
+            needed = {file for name in kept for file in self._files_of(name)}
+            replaced = {file for name in dropped for file in self._files_of(name)}
+        except ReplacedKeys:
+            return  # another process replaces lists, and has perhaps one that is not known here: that process deletes, too
         names = {*(name.path for name in kept), *(name.path for name in dropped)}
         others = {path: path.partition("/")[0] for path in there.keys() - names}
         old = [p for p, file in others.items() if file not in needed and (file in replaced or time.time() - there[p].modified > ABANDONED)]
@@ -224,6 +229,8 @@ class KeyObjects:
         if name.path not in self._files:
             try:
                 self._files[name.path] = frozenset(self._list(name).sizes)
+            except ReplacedKeys:
+                raise
             except DamagedKeys:  # nobody can use it
                 self._files[name.path] = frozenset()
         return self._files[name.path]

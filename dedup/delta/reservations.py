@@ -142,6 +142,8 @@ class ReservedKeys:
         except DamagedKeys as error:
             if mine is None:
                 raise
+            if not isinstance(error, ReplacedKeys):
+                self.copies.distrust()
             self._tell(error)
         return None
 

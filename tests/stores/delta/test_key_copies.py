@@ -309,6 +309,18 @@ def test_what_a_killed_process_left_goes_after_a_day(folder: Path, there: Path) 
     assert known(open_store(folder)) == list(range(15))
 
 
+def test_upkeep_beside_a_process_that_replaces_lists_deletes_no_file(folder: Path, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists that it saw are gone before it has read them: it does not take their files, which a newer list may name, for needless."""
+    copied(filled(folder))
+    before = files(there)
+    for name in before:
+        aged(there / name, ABANDONED + 60)
+    with monkeypatch.context() as gone:
+        gone.setattr(key_objects.objects, "get", lambda uri, options, path: None)
+        open_store(folder).maintain(kit.NAME)
+    assert before and files(there) == before
+
+
 def test_purged_keys_leave_the_storage(folder: Path, there: Path) -> None:
     """A purge drops whole files: the next list does not name them, and upkeep deletes them, with the list before."""
     store = copied(filled(folder))
@@ -382,6 +394,16 @@ def test_a_copy_that_comes_half_a_day_late_is_given_up(folder: Path, there: Path
     monkeypatch.setattr(key_objects.time, "time", lambda: now() + LATE + 60)
     offer[-1]()
     assert lists(there) == []
+    monkeypatch.setattr(key_objects.time, "time", now)
+    put = objects.put
+
+    def sleeps(*args: Any) -> None:
+        put(*args)
+        monkeypatch.setattr(key_objects.time, "time", lambda: now() + LATE + 60)
+
+    monkeypatch.setattr(key_objects.objects, "put", sleeps)
+    offer[-1]()
+    assert lists(there) == [] and files(there), "it slept between the files and the list"
 
 
 def test_files_that_a_killed_start_has_fetched_are_not_fetched_again(
