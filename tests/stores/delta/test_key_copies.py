@@ -111,6 +111,25 @@ def test_a_folder_that_is_far_behind_is_brought_up_by_the_copies(folder: Path, t
     assert known(open_store(folder, **options)) == list(range(60)) and all(last > lists(there)[0].seq for last in reads)
 
 
+@pytest.mark.parametrize("what", ["damaged end", "lost part", "damaged list"])
+def test_a_folder_that_is_far_behind_stays_in_use_where_the_copies_are_damaged(
+    folder: Path, there: Path, tmp_path: Path, reads: list[int], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The machine opens its own files, says what is wrong with the others, and reads from the ledger what came after its own."""
+    options = {"keys_folder": tmp_path / "machine"}
+    old = copied(filled(folder, 4, **options))
+    mine, last = {path.name for path in (tmp_path / "machine").rglob("*.keys")}, lists(there)[0].seq
+    new = open_store(folder)
+    more(new, range(20, 60))
+    newest = there / lists(_and_copied(new, there))[0].path
+    named = key_objects.decoded(newest.read_bytes())["files"].keys() - mine
+    DAMAGES[what](there, newest, sorted(path for name in named for path in (there / name).iterdir()))
+    caplog.clear()
+    reads.clear()
+    assert known(open_store(folder, **options)) == list(range(60)) and "cannot be used" in caplog.text
+    assert min(reads) > last and old.reserved(kit.NAME) == 60
+
+
 def test_a_start_without_copies_asks_once(folder: Path, there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One list request; and no request at all where a decision writes no file, or a start has the files in its folder."""
     asked = list[str]()
