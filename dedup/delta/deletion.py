@@ -33,6 +33,9 @@ from dedup.delta.state import ConsumerState
 from dedup.delta.storage import StorageOptions, answering, filesystem, remove, safe_name
 from dedup.delta.upkeep import amendment
 
+FOLDERS = ("ledger", "dead_letters", "outbox", "staged")
+"""Folders in which the consumer has one of its own; and in "keys", of files of keys or of their copies."""
+
 TURNS = ("letters_turn", "batch_turn", "crash_marker", "heartbeat")
 """Folders of small files, of which the consumer has some."""
 
@@ -199,14 +202,16 @@ class Deleting:
             (state.ledger.uri, state.letters_uri, *state.outbox_uris()),
         )
         self.on_step("list_files")
-        found = [info for folder in ("ledger", "dead_letters", "outbox", "staged") for info in self._files(f"{folder}/{name}")]
+        found = [info for folder in (*FOLDERS, "keys") for info in self._files(f"{folder}/{name}")]
         small = [info.path for folder in TURNS for info in self._files(folder) if info.base_name.partition("@")[0] == name]
         state.catch_up()
         if state.header.kind != DELETE:
             return
         self.on_step("sweep_files")
         folders = tuple(self._below(uri) for uri in ours)
-        gone = [info.path for info in found if not info.path.startswith(folders)]  # staged rows, and the outbox of a ledger that is no more
+        gone = [
+            info.path for info in found if not info.path.startswith(folders)
+        ]  # staged rows, keys, an outbox without ledger
         for uri in self._certain(state) if engine.tells_files else ():
             gone += self._unnamed(state, uri, found)
         for uri in ours:

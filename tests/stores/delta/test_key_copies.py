@@ -476,3 +476,15 @@ def test_a_list_that_is_replaced_while_it_is_fetched_is_fetched_anew(
     started = open_store(folder)
     assert known(started) == list(range(60)) and not seen and all(last > lists(there)[0].seq for last in reads)
     assert not list_of(folder).exists()
+
+
+def test_who_deletes_a_consumer_deletes_the_copies(folder: Path, there: Path) -> None:
+    """Nothing of it is left on the storage, and a new consumer of that name knows none of its keys."""
+    store = copied(filled(folder))
+    assert files(there) and lists(there)
+    store.delete_consumer(kit.NAME, by="ann", reason="gone", although_running=True)
+    store.close()
+    assert [path for path in there.rglob("*") if path.is_file()] == []
+    again = filled(folder, keys_folder=str(folder / "other"))
+    assert known(again) == list(range(45)) and wrong(again) == []
+    again.close()
