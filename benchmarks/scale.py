@@ -43,6 +43,7 @@ PARTS: dict[str, Part] = {
     "delta_start": scale_delta.start,
     "delta_ledger": scale_delta.ledger,
     "delta_filter": lambda folder, amounts: scale_delta.filtered(amounts),
+    "postgres_filter": lambda folder, amounts: scale_postgres.filtered(amounts),
     "postgres_process": _on_server(scale_postgres.process),
     "postgres_calls": _on_server(scale_postgres.calls),
     "postgres_log": _on_server(scale_postgres.log),

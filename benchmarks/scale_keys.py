@@ -96,10 +96,10 @@ class CountingFolder(KeyFolder):
         self._numbered += 1
         return CountedFile(self, self._numbered)
 
-    def save(self, listed: KeyList, gone: Iterable[Path]) -> None:
+    def save(self, listed: KeyList, gone: Iterable[str] = ()) -> None:
         """Nothing."""
 
-    def require(self, files: Iterable[Path]) -> None:
+    def require(self, files: Iterable[str]) -> None:
         """Nothing."""
 
 
@@ -117,7 +117,9 @@ class CountedFile(NewFile):
     def finish(self) -> StoredRun | None:
         """The file. Crash: nothing is kept."""
         nothing: Any = None
-        return CountedRun(self.path, self._rows, {}, nothing, nothing, nothing, np.zeros(0, np.int64)) if self._rows else None
+        return (
+            CountedRun(self.path, self.path.name, self._rows, {}, nothing, nothing, nothing, np.zeros(0, np.int64)) if self._rows else None
+        )
 
     def abandon(self) -> None:
         """Nothing. Crash: nothing is kept."""

@@ -8,16 +8,20 @@ from __future__ import annotations
 import inspect
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import scale_keys
+from checkpoint.postgres.sql import Statements
 from dedup.core.bloom import memory
+from dedup.delta.key_objects import PART
 from dedup.delta.keys import FLUSH_ROWS
 from dedup.delta.upkeep import TARGET_BYTES
 from dedup.postgres import PostgresStore
-from dedup.postgres.key_filter import _PAGES, _ROOM
+from dedup.postgres.key_filter import _PAGES, _ROOM, _STORED
+from dedup.postgres.stored_filter import _AT_ONCE, _LESS, _PART, KIND, StoredFilter, StoredFilters
 
 CONSTANTS, LATEST = (Path(__file__).with_name(name) for name in ("scale.json", "latest.json"))
 
@@ -29,13 +33,16 @@ BATCHES = EVENTS // BATCH
 TABLES = 30
 """Of reservations on PostgreSQL: the upkeep begins one in a thirtieth of the retention."""
 
-PAGE_KEYS = 24
-"""Packed keys of a page: 16 to 32."""
-
 SEGMENT, MIB, GB = 2**30, 2**20, 1e9
+
+FILTER_MEMORY: int = inspect.signature(PostgresStore).parameters["filter_memory"].default
 
 HEAP_BYTES = 52
 """Of a row of reservations, as `queries.sql` estimates their number; the rest of it is the index."""
+
+
+FILES, COPIES, NEITHER = "files", "copies", "neither"
+"""What a start on Delta has."""
 
 
 class Measured(float):
@@ -102,21 +109,40 @@ def of(name: str) -> Measured:
     return _values()[name]
 
 
-def filter_bytes_per_key(keys: int) -> float:
-    """Of a Bloom filter with sixteen bits a key or more: it has a power of two of words."""
-    return memory(keys) / keys
-
-
 @cache
 def key_files(keys: int) -> scale_keys.KeyFiles:
     """The files of keys of a Delta consumer; simulated."""
     return scale_keys.reserved(keys, BATCH)
 
 
+@cache
+def stored_filters(keys: int) -> tuple[StoredFilter, ...]:
+    """Of the packed tables on PostgreSQL."""
+    rows = keys // tables(keys)
+    words = memory(int(rows * _LESS)) // 16
+    width = min(_PART // 8, words)
+    return tuple(StoredFilter(str(number), number, KIND, rows, words, 2 * words // width) for number in range(1, tables(keys)))
+
+
+def halved(keys: int, most: int = FILTER_MEMORY) -> list[int]:
+    """How often a process halves each of them, with so many bytes of `filter_memory`."""
+    return list(StoredFilters(Statements("dedup"), int(most * _STORED))._times(list(stored_filters(keys))).values())
+
+
+def loaded(keys: int, most: int = FILTER_MEMORY) -> int:
+    """Bytes of the stored filters in a process."""
+    return sum(16 * one.words >> times for one, times in zip(stored_filters(keys), halved(keys, most), strict=True))
+
+
+def filter_of_rows(keys: int, most: int = FILTER_MEMORY) -> int:
+    """Bytes of the filter of the table that takes new keys, when it is full; 0 where it does not fit."""
+    needed = memory(2 * keys // tables(keys) + _ROOM)
+    return needed if needed <= most - loaded(keys, most) else 0
+
+
 def known_filter(keys: int) -> int:
-    """Bytes of the filter of a process on PostgreSQL; 0 where it does not fit into `filter_memory`."""
-    needed = memory(2 * keys + _ROOM)
-    return needed if needed <= inspect.signature(PostgresStore).parameters["filter_memory"].default else 0
+    """Bytes of all filters of a process on PostgreSQL."""
+    return loaded(keys) + filter_of_rows(keys)
 
 
 def ledger_files(keys: int) -> float:
@@ -128,6 +154,7 @@ def delta_events(keys: int, partitions: int) -> Case:
     """A million new events on object storage, beside so many keys, with files of keys on a disk of the process."""
     files, p = key_files(keys), f"{partitions}p"
     writes, reads = (BATCHES * of(f"delta/batch_{kind}s_{p}") for kind in ("write", "read"))
+    writes += EVENTS * files.written / keys * files.disk / keys / PART
     kept = EVENTS * (of(f"delta/sink_bytes_{p}") + of(f"delta/key_bytes_{p}")) + BATCHES * of(f"delta/record_bytes_{p}")
     local = EVENTS * files.written / keys * files.disk / keys
     held = MIB * (of("delta/process_mb") + of("delta/driver_memory_50k")) + files.memory
@@ -136,17 +163,26 @@ def delta_events(keys: int, partitions: int) -> Case:
     return Case("Delta", keys, partitions, held, added, (writes, reads), kept + EVENTS * of(f"delta/key_bytes_{p}") + local, kept, usd)
 
 
-def delta_restart(keys: int, partitions: int, *, files_kept: bool) -> Case:
-    """A start on object storage, up to the end of what it reads."""
+def delta_restart(keys: int, partitions: int, start: str) -> Case:
+    """A start on object storage, up to the end of what it reads: with files of its own, with copies that it fetches, or with neither."""
     files, p = key_files(keys), f"{partitions}p"
     writes, reads = (float(of(f"delta/restart_{kind}s_{p}")) for kind in ("write", "read"))  # measured beside other numbers of keys
     newest = min(keys, FLUSH_ROWS) * of(f"delta/key_bytes_{p}")
-    if files_kept:
-        held = _with_files(keys)
+    held = _with_files(keys)
+    if start == FILES:
         return Case("Delta", keys, partitions, held, len(files.sizes), (writes, reads), files.opened + newest, 0, _requests(writes, reads))
+    if start == COPIES:
+        asked, read = reads + 2 + copies(keys), files.disk + newest
+        return Case("Delta, copies", keys, partitions, held, len(files.sizes), (writes, asked), read, 0, _requests(writes, asked))
     asked = reads + ledger_files(keys) * of(f"delta/compacted_reads_{p}")
     held, opened, read = _without_files(keys), ledger_files(keys), keys * of(f"delta/key_bytes_{p}")
     return Case("Delta, no files", keys, partitions, held, opened, (writes, asked), read, 0, _requests(writes, asked))
+
+
+def copies(keys: int) -> int:
+    """Objects of the copies of all files of keys."""
+    files = key_files(keys)
+    return sum(math.ceil(rows * files.disk / keys / PART) for rows in files.sizes)
 
 
 def _with_files(keys: int) -> float:
@@ -194,17 +230,17 @@ def postgres_events(keys: int, partitions: int) -> Case:
 
 
 def postgres_restart(keys: int, partitions: int) -> Case:
-    """A start, and the filter of known keys if there is one."""
-    read = known_filter(keys) and 16 * keys
-    calls = of(f"postgres/restart_calls_{partitions}p") + (_reading_calls(keys) if read else 0)
+    """A start, with the stored filters, and the filter of rows if it fits."""
+    rows = keys // tables(keys) if filter_of_rows(keys) else 0
+    read = sum(16 * one.words for one in stored_filters(keys)) + 16 * rows
+    calls = of(f"postgres/restart_calls_{partitions}p") + _reading_calls(rows, stored_filters(keys))
     held = MIB * of("postgres/process_mb") + known_filter(keys)
     return Case("PostgreSQL", keys, partitions, held, tables(keys), (calls,), read, 0, 0.0)
 
 
-def _reading_calls(keys: int) -> float:
-    """Of reading the filter: 8,192 pages of rows, or of packed keys, at a time."""
-    rows, count = keys / tables(keys), tables(keys)
-    return count + math.ceil(rows * HEAP_BYTES / 8192 / _PAGES) + (count - 1) * math.ceil(rows / PAGE_KEYS / _PAGES)
+def _reading_calls(rows: int, filters: Sequence[StoredFilter]) -> float:
+    """Of loading filters, some parts at a time, and of reading 8,192 pages of rows at a time."""
+    return math.ceil(rows * HEAP_BYTES / 8192 / _PAGES) + sum(math.ceil(one.parts / _AT_ONCE) for one in filters)
 
 
 class Rest(NamedTuple):
@@ -223,11 +259,12 @@ class Rest(NamedTuple):
 
 
 def delta_at_rest(keys: int) -> list[Rest]:
-    """The ledger on object storage, and the files of keys on a disk."""
+    """The ledger on object storage, the files of keys on a disk, and their copies beside the ledger."""
     files, size = key_files(keys), keys * of("delta/key_bytes_1p")
     return [
         Rest("Delta: ledger", keys, ledger_files(keys), size, 0, size / GB * PRICES.objects),
         Rest("Delta: files of keys", keys, len(files.sizes), files.disk, 0, files.disk / GB * PRICES.disk),
+        Rest("Delta: copies of them", keys, copies(keys), files.disk, 0, files.disk / GB * PRICES.objects),
     ]
 
 
@@ -246,9 +283,10 @@ def page_reads(keys: int) -> float:
     return len(key_files(keys).sizes) * BATCH * of("delta/filter_lets_through")
 
 
-def look_ups(keys: int) -> int:
-    """Look-ups in indexes that a batch of new keys needs on PostgreSQL; with a filter nearly none."""
-    return 0 if known_filter(keys) else BATCH * tables(keys)
+def look_ups(keys: int, most: int = FILTER_MEMORY) -> float:
+    """Look-ups in indexes that a batch of new keys needs on PostgreSQL: what filters let through, and all keys where rows have none."""
+    let_through = sum(of(f"postgres/filter_lets_through_{times}") for times in halved(keys, most))
+    return BATCH * (let_through + (not filter_of_rows(keys, most)))
 
 
 def _requests(writes: float, reads: float) -> float:

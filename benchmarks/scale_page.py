@@ -81,30 +81,29 @@ def restart() -> str:
 def _starts() -> Iterator[model.Case]:
     for keys in KEYS:
         yield from (model.postgres_restart(keys, p) for p in PARTITIONS)
-    for files_kept in (True, False):
+    for start in (model.FILES, model.COPIES, model.NEITHER):
         for keys in KEYS:
-            yield from (model.delta_restart(keys, p, files_kept=files_kept) for p in PARTITIONS)
+            yield from (model.delta_restart(keys, p, start) for p in PARTITIONS)
 
 
 def rest() -> str:
     """Keys at rest."""
     head = ["store", "keys", "files", "bytes", "memory of the server", "USD a month"]
     found = [model.postgres_at_rest(keys) for keys in KEYS]
-    found += [one for n in (0, 1) for keys in KEYS for one in [model.delta_at_rest(keys)[n]]]
+    found += [one for n in range(3) for keys in KEYS for one in [model.delta_at_rest(keys)[n]]]
     return _table(head, ([r.store, count(r.keys), number(r.files), size(r.bytes), size(r.server), dollars(r.usd)] for r in found))
 
 
 def memory() -> str:
     """What a process needs in order to rule out a key without a look at the store."""
-    of_postgres = ["PostgreSQL: filter", "tables asked", "look-ups in indexes for 50,000 new keys"]
+    of_postgres = ["PostgreSQL: filters", "tables", "look-ups in indexes for 50,000 new keys"]
     of_delta = ["Delta: filters of files", "page reads for 50,000 new keys"]
     return _table(["keys", *of_postgres, *of_delta], ([count(keys), *_on_postgres(keys), *_on_delta(keys)] for keys in KEYS))
 
 
 def _on_postgres(keys: int) -> Row:
-    own, asked = float(model.known_filter(keys)), float(model.look_ups(keys))
-    filled = size(own) if own else "does not fit"
-    return [filled, number(float(model.tables(keys))), number(asked) if asked else "nearly none"]
+    asked = model.look_ups(keys)
+    return [size(float(model.known_filter(keys))), number(float(model.tables(keys))), number(asked) if asked else "nearly none"]
 
 
 def _on_delta(keys: int) -> Row:

@@ -26,7 +26,10 @@ def test_the_tables_are_those_of_the_model() -> None:
 def test_each_table_has_all_sizes_of_both_stores() -> None:
     """A million, 100 million and a billion keys, with 1, 10 and 100 partitions, on both stores, for a million events and for a restart."""
     cases = {f"{keys} | {partitions}" for keys in ("1 million", "100 million", "1 billion") for partitions in (1, 10, 100)}
-    for title, stores in (("A million events", ("PostgreSQL", "Delta")), ("A restart", ("PostgreSQL", "Delta", "Delta, no files"))):
+    for title, stores in (
+        ("A million events", ("PostgreSQL", "Delta")),
+        ("A restart", ("PostgreSQL", "Delta", "Delta, copies", "Delta, no files")),
+    ):
         section = TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
         for store in stores:
             assert set(re.findall(rf"^\| {store} \| (\d+ \w+ \| \d+) \|", section, re.MULTILINE)) == cases, (title, store)
@@ -73,20 +76,14 @@ def test_the_sentences_in_short_say_what_the_model_says() -> None:
     from benchmarks import scale_model, scale_page
 
     short = " ".join(TEXT.split("## In short")[1].split("\n## ")[0].split())
-    millions = int(re.findall(r"above (\d+) million keys", short)[0])
-    assert scale_model.known_filter(millions * 10**6) and not scale_model.known_filter((millions + 1) * 10**6)
+    (millions,) = re.findall(r"up to some (\d+) million keys", short)
+    assert not any(scale_model.halved(int(millions) * 10**6)) and any(scale_model.halved((int(millions) + 10) * 10**6))
+    asked = [f"{float(f'{scale_model.look_ups(10**9, most):.3g}'):,.0f} look-ups" for most in (scale_model.FILTER_MEMORY, 2**31)]
+    assert asked[0] in short and f"needs {asked[1].split()[0]} (" in short
     assert "two gigabytes of filters" in short and 1.9e9 < scale_model.key_files(10**9).opened < 2.3e9
-    read = scale_page.size(scale_model.delta_restart(10**9, 1, files_kept=False).moved)
+    read = scale_page.size(scale_model.delta_restart(10**9, 1, scale_model.COPIES).moved)
     assert f"Beside a billion keys that is {float(read.strip('*').split()[0]):.0f} GB" in short
     cases = [make(keys, 100) for make in (scale_model.postgres_events, scale_model.delta_events) for keys in scale_model.KEYS]
     assert "a few cents" in short and all(0.001 < case.usd < 0.05 for case in cases)
     assert "one call more for each partition" in short
     assert scale_model.of("postgres/calls_100p") - scale_model.of("postgres/calls_1p") == pytest.approx(99, abs=1)
-
-
-def test_a_filter_takes_two_to_four_bytes_for_a_key() -> None:
-    """The power of two above sixteen bits for each key."""
-    from benchmarks.scale_model import filter_bytes_per_key
-
-    assert all(2 <= filter_bytes_per_key(keys) <= 4 for keys in (10**6, 10**7, 10**8, 10**9))
-    assert filter_bytes_per_key(2**20) == 2
