@@ -223,7 +223,9 @@ def was_given(history: pa.Table) -> bool:
 
 
 def keys_of(letters: pa.Table, history: pa.Table) -> dict[str, list[bytes]]:
-    """Letter id -> its keys: the one it has, and those that edits replaced. While `holds_key` is true, all of them are reserved for it.
+    """Letter id -> its keys: the one it has, and those that edits replaced.
+
+    While `holds_key` is true, it holds all of them: stores find them known, no purge frees them, and no other event is decided under them.
 
     Args:
         history: HISTORY of these letters, or of more.

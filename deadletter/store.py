@@ -32,7 +32,10 @@ class LetterTransaction(Protocol):
         """Reserve the new ones of these distinct keys (KEYS); returns the known ones with the payload hash they were reserved with."""
 
     def known(self, keys: pa.Table) -> pa.Table:
-        """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing."""
+        """Those of these distinct keys (KEYS) that are reserved or held by a letter, with their payload hash. Reserves nothing.
+
+        A letter holds the keys that edits replaced (`plans.keys_of`), too, whatever a purge has forgotten.
+        """
 
     def lock(self, ids: Sequence[str]) -> pa.Table:
         """LETTERS + duplicates of these letters, in position order; nobody else can change them now.

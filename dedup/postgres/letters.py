@@ -137,6 +137,8 @@ def change(connection: Connection, sql: Statements, step: Change, consumer: str)
             keys.keep(connection, sql, ids)
         changed(connection, sql, ids, sequences)
     _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
+    if step.history["key"].null_count < step.history.num_rows:
+        connection.execute(sql["note_payloads"], {"ids": ids})
 
 
 def _set(connection: Connection, sql: Statements, letters: pa.Table) -> None:

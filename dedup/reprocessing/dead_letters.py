@@ -195,7 +195,8 @@ class DeadLetters:
         """Change the body of an open or blocked letter, or its idempotence key; reprocess then takes it as it is now.
 
         What was there is kept in the history. After an edit of the body the key is computed from it when the letter is reprocessed; a key
-        that is given here counts whatever the body says. The old key stays reserved: the original is a duplicate when it comes again.
+        that is given here counts whatever the body says. The letter holds the old key as well: the original is a duplicate when it comes
+        again, also after a purge.
 
         Args:
             id: whole.
@@ -423,7 +424,7 @@ def edit(letter: Mapping[str, Any], edit: Edit, head: Head, own: Sequence[bytes]
         key = given_key(head, letter, edit.key)
         if key not in own:
             _refuse_decided(edit.key, known)
-        if key not in known:  # also an own one of earlier, whose reservation a purge has dropped: nothing but a letter's key is kept
+        if key not in known:
             reserve = plans.reservations([key], [payload_hash(head, letter, edit.body)])
         changes |= {"key": pa.array([key], pa.binary(16)), "holds_key": [True], "idempotence_key": [shown(edit.key)]}
         entry["reserved"] = reserve.num_rows

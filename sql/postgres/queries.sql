@@ -506,14 +506,19 @@ from (
 ) p;
 
 -- name: held_keys
--- The keys that letters hold, 16 bytes each.
+-- The keys that letters hold, those that edits replaced as well, 16 bytes each.
 -- Read after the reservations: a key whose reservation a purge drops in between is held here, or free.
-select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from {schema}.dead_letter
-where key is not null and holds_key and status in ('OPEN', 'BLOCKED', 'DISCARDED');
+select coalesce(string_agg(uuid_send(d.key), ''::bytea), ''::bytea) from (
+    select d.key from {schema}.dead_letter d where d.key is not null and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+    union all
+    select h.key from {schema}.letter_history h join {schema}.dead_letter d on d.id = h.letter_id
+    where h.key is not null and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+) d;
 
 -- name: known_keys
 -- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
 -- Asks the tables that are not given up, by name: asking their parent would lock all. "limit 1" keeps it one index probe per key and table.
+-- A letter holds the keys that edits replaced, too. A key that it was given back was reserved with the payload of the first time.
 select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
     select k.key, r.hash
@@ -521,10 +526,22 @@ from (
     cross join lateral (select r.hash from {reserved_k} r limit 1) r
     {apart}
     union all
-    select d.key, int8send(coalesce(d.payload_hash, 0))
+    select d.key, int8send(coalesce(
+        (select h.payload_hash from {schema}.letter_history h where h.key = d.key and h.letter_id = d.id order by h.id limit 1), d.payload_hash, 0
+    ))
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
         and not exists (select from {reserved_d} r)
+    union all
+    select d.key, int8send(d.payload_hash)
+    from (
+        select distinct on (h.key) h.key, coalesce(h.payload_hash, l.payload_hash, 0) as payload_hash
+        from unnest(%(keys)s::uuid[]) k (key) join {schema}.letter_history h on h.key = k.key
+        join {schema}.dead_letter l on l.id = h.letter_id and l.key is distinct from h.key
+        where h.key is not null and l.holds_key and l.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+        order by h.key, h.id
+    ) d
+    where not exists (select from {reserved_d} r)
 ) f;
 
 -- name: likely_keys
@@ -542,10 +559,22 @@ from (
     ) r
     {apart}
     union all
-    select d.key, int8send(coalesce(d.payload_hash, 0))
+    select d.key, int8send(coalesce(
+        (select h.payload_hash from {schema}.letter_history h where h.key = d.key and h.letter_id = d.id order by h.id limit 1), d.payload_hash, 0
+    ))
     from {schema}.dead_letter d
     where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
         and not exists (select from {reserved_d} r)
+    union all
+    select d.key, int8send(d.payload_hash)
+    from (
+        select distinct on (h.key) h.key, coalesce(h.payload_hash, l.payload_hash, 0) as payload_hash
+        from unnest(%(keys)s::uuid[]) k (key) join {schema}.letter_history h on h.key = k.key
+        join {schema}.dead_letter l on l.id = h.letter_id and l.key is distinct from h.key
+        where h.key is not null and l.holds_key and l.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+        order by h.key, h.id
+    ) d
+    where not exists (select from {reserved_d} r)
 ) f;
 
 -- name: reserve_one_by_one
@@ -729,14 +758,27 @@ where (h.idempotence_key = %(key)s or h.key = any(%(hashes)s::uuid[])) and d.con
 order by id;
 
 -- name: keep_keys
--- Reserve again what reprocessed letters held, where a purge has dropped the reservation.
--- From now on the reservation alone says that the key is decided. After `change_letters`; where two tables take reservations, once for each.
+-- Reserve again what reprocessed letters held, keys that edits replaced as well, where a purge has dropped the reservation.
+-- From now on the reservation alone says that a key is decided. After `change_letters`; where two tables take reservations, once for each.
 insert into {child} (key, payload_hash)
-select d.key, coalesce(d.payload_hash, 0) from {schema}.dead_letter d
-where d.id = any(%(ids)s) and d.key is not null and d.status in ('REPROCESSED', 'DUPLICATE')
-    and not exists (select from {reserved_d} r)
-order by d.key
+select d.key, d.payload_hash from (
+    select c.key, coalesce(c.payload_hash, 0) as payload_hash, null::bigint as replaced
+    from {schema}.dead_letter c where c.id = any(%(ids)s) and c.status in ('REPROCESSED', 'DUPLICATE')
+    union all
+    select h.key, coalesce(h.payload_hash, c.payload_hash, 0), h.id
+    from {schema}.letter_history h join {schema}.dead_letter c on c.id = h.letter_id
+    where h.letter_id = any(%(ids)s) and c.status in ('REPROCESSED', 'DUPLICATE')
+) d
+where d.key is not null and not exists (select from {reserved_d} r)
+order by d.key, d.replaced
 on conflict (key) do nothing;
+
+-- name: note_payloads
+-- Keep with the keys that an edit has just replaced which payload they were reserved with: another attempt gives the letter another one.
+-- The letters are locked, and this transaction has written these rows of their history.
+update {schema}.letter_history h set payload_hash = d.payload_hash
+from {schema}.dead_letter d
+where h.letter_id = any(%(ids)s) and d.id = h.letter_id and h.key is not null and h.payload_hash is null;
 
 -- name: blocked
 -- Which of these sequences are blocked, and the last letter of each.

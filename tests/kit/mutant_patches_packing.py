@@ -38,13 +38,6 @@ PACKING = (
         _STORED + "test_a_key_that_a_letter_takes_while_its_table_is_purged_is_found",
     ),
     Mutant(
-        "a filter is read without what older transactions ask",
-        "dedup/postgres/key_filter.py",
-        "tables = tables_now(connection, self._sql, phase=0)",
-        "tables = tables_now(connection, self._sql)",
-        "tests/stores/postgres/test_postgres_known_filter.py::test_a_transaction_asks_what_a_purge_gave_up_after_it_began",
-    ),
-    Mutant(
         "a batch fails with the loading of filters",
         "dedup/postgres/key_filter.py",
         "                if connection.broken:\n",
