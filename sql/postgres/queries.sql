@@ -516,9 +516,8 @@ select coalesce(string_agg(uuid_send(d.key), ''::bytea), ''::bytea) from (
 ) d;
 
 -- name: known_keys
--- Which of these keys are reserved or held by a letter, as 16 bytes of key and 8 of payload hash each.
+-- Which of these keys are reserved, or held by a letter (also since an edit replaced them), as 16 bytes of key and 8 of payload hash each.
 -- Asks the tables that are not given up, by name: asking their parent would lock all. "limit 1" keeps it one index probe per key and table.
--- A letter holds the keys that edits replaced, too. A key that it was given back was reserved with the payload of the first time.
 select coalesce(string_agg(uuid_send(f.key) || f.hash, ''::bytea), ''::bytea)
 from (
     select k.key, r.hash
