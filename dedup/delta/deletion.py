@@ -209,9 +209,7 @@ class Deleting:
             return
         self.on_step("sweep_files")
         folders = tuple(self._below(uri) for uri in ours)
-        gone = [
-            info.path for info in found if not info.path.startswith(folders)
-        ]  # staged rows, keys, an outbox without ledger
+        gone = [info.path for info in found if not info.path.startswith(folders)]  # staged rows, keys, an outbox without ledger
         for uri in self._certain(state) if engine.tells_files else ():
             gone += self._unnamed(state, uri, found)
         for uri in ours:
