@@ -48,9 +48,10 @@ def _known(connection: Connection, sql: Statements, tables: Tables, keys: wire.K
 def _asking(sql: Statements, name: str, tables: Tables, apart: Collection[int] = ()) -> bytes:
     """A statement that asks all tables: those of `apart`, which are packed, for keys of their own."""
     near = tables._replace(packed=tuple(table for table in tables.packed if table.number not in apart))
-    parts = {"reserved_k": _reserved(sql, near, "k.key", "k.head"), "reserved_d": _of_letter(sql, tables)}
+    child, reserved = _child(sql, tables.current.id), _reserved(sql, near, "k.key", "k.head").replace("%", "%%")
     each = " ".join(_apart(sql, table) for table in tables.packed if table.number in apart)
-    return sql.composed(name, _child(sql, tables.current.id), **{key: part.replace("%", "%%") for key, part in parts.items()}, apart=each)
+    held = sql.composed("keys_of_letters", child, reserved_d=_of_letter(sql, tables).replace("%", "%%"))
+    return sql.composed(name, child, reserved_k=reserved, held=held.decode(), apart=each)
 
 
 def _apart(sql: Statements, table: Packed) -> str:

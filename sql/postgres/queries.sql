@@ -515,6 +515,26 @@ select coalesce(string_agg(uuid_send(d.key), ''::bytea), ''::bytea) from (
     where h.key is not null and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
 ) d;
 
+-- name: keys_of_letters
+-- Of these keys those that letters hold, those that edits replaced as well, and are reserved nowhere: a part of the two statements below.
+-- Their snapshot is one: a key that an edit replaces meanwhile is in one of the halves. It was reserved with the payload of the first time.
+select d.key, int8send(coalesce(
+    (select h.payload_hash from {schema}.letter_history h where h.key = d.key and h.letter_id = d.id order by h.id limit 1), d.payload_hash, 0
+))
+from {schema}.dead_letter d
+where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+    and not exists (select from {reserved_d} r)
+union all
+select d.key, int8send(d.payload_hash)
+from (
+    select distinct on (h.key) h.key, coalesce(h.payload_hash, l.payload_hash, 0) as payload_hash
+    from unnest(%(keys)s::uuid[]) k (key) join {schema}.letter_history h on h.key = k.key
+    join {schema}.dead_letter l on l.id = h.letter_id and l.key is distinct from h.key
+    where h.key is not null and l.holds_key and l.status in ('OPEN', 'BLOCKED', 'DISCARDED')
+    order by h.key, h.id
+) d
+where not exists (select from {reserved_d} r);
+
 -- name: known_keys
 -- Which of these keys are reserved, or held by a letter (also since an edit replaced them), as 16 bytes of key and 8 of payload hash each.
 -- Asks the tables that are not given up, by name: asking their parent would lock all. "limit 1" keeps it one index probe per key and table.
@@ -525,22 +545,7 @@ from (
     cross join lateral (select r.hash from {reserved_k} r limit 1) r
     {apart}
     union all
-    select d.key, int8send(coalesce(
-        (select h.payload_hash from {schema}.letter_history h where h.key = d.key and h.letter_id = d.id order by h.id limit 1), d.payload_hash, 0
-    ))
-    from {schema}.dead_letter d
-    where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {reserved_d} r)
-    union all
-    select d.key, int8send(d.payload_hash)
-    from (
-        select distinct on (h.key) h.key, coalesce(h.payload_hash, l.payload_hash, 0) as payload_hash
-        from unnest(%(keys)s::uuid[]) k (key) join {schema}.letter_history h on h.key = k.key
-        join {schema}.dead_letter l on l.id = h.letter_id and l.key is distinct from h.key
-        where h.key is not null and l.holds_key and l.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        order by h.key, h.id
-    ) d
-    where not exists (select from {reserved_d} r)
+    {held}
 ) f;
 
 -- name: likely_keys
@@ -558,22 +563,7 @@ from (
     ) r
     {apart}
     union all
-    select d.key, int8send(coalesce(
-        (select h.payload_hash from {schema}.letter_history h where h.key = d.key and h.letter_id = d.id order by h.id limit 1), d.payload_hash, 0
-    ))
-    from {schema}.dead_letter d
-    where d.key = any(%(keys)s::uuid[]) and d.holds_key and d.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        and not exists (select from {reserved_d} r)
-    union all
-    select d.key, int8send(d.payload_hash)
-    from (
-        select distinct on (h.key) h.key, coalesce(h.payload_hash, l.payload_hash, 0) as payload_hash
-        from unnest(%(keys)s::uuid[]) k (key) join {schema}.letter_history h on h.key = k.key
-        join {schema}.dead_letter l on l.id = h.letter_id and l.key is distinct from h.key
-        where h.key is not null and l.holds_key and l.status in ('OPEN', 'BLOCKED', 'DISCARDED')
-        order by h.key, h.id
-    ) d
-    where not exists (select from {reserved_d} r)
+    {held}
 ) f;
 
 -- name: reserve_one_by_one
