@@ -1,4 +1,4 @@
-"""Deliberate breaks of closed tables of reservations, and of packing. Applied by mutants.py."""
+"""Deliberate breaks of closed tables of reservations, of packing, and of the keys that edited letters hold. Applied by mutants.py."""
 
 from __future__ import annotations
 
@@ -149,5 +149,33 @@ PACKING = (
         "case when mod(f.at, 16) = 1 then",
         "case when f.at > 0 then",
         _PACKING + "test_bytes_across_two_keys_are_no_key",
+    ),
+    Mutant(
+        "letters do not hold keys that edits replaced",
+        "sql/postgres/queries.sql",
+        "    where h.key is not null and l.holds_key",
+        "    where false and l.holds_key",
+        "tests/contract/test_letter_purges.py::test_a_purge_frees_no_key_that_an_edit_replaced",
+    ),
+    Mutant(
+        "a letter that passes leaves keys that edits replaced to a purge",
+        "sql/postgres/queries.sql",
+        "    where h.letter_id = any(%(ids)s) and c.status in ('REPROCESSED', 'DUPLICATE')",
+        "    where h.letter_id = any(%(ids)s) and c.status in ('DUPLICATE')",
+        "tests/contract/test_letter_purges.py::test_a_letter_that_passes_after_a_purge_leaves_all_its_keys_decided",
+    ),
+    Mutant(
+        "the payload of a key that an edit replaced is that of the new one",
+        "dedup/postgres/letters.py",
+        '    if step.history["key"].null_count < step.history.num_rows:\n',
+        "    if False:\n",
+        "tests/contract/test_letter_purges.py::test_an_original_is_no_conflict_with_the_body_that_repaired_it",
+    ),
+    Mutant(
+        "the filter lacks keys that edits replaced",
+        "sql/postgres/queries.sql",
+        "    where h.key is not null and d.holds_key",
+        "    where false and d.holds_key",
+        "tests/stores/postgres/test_postgres_known_filter.py::test_keys_that_edits_replaced_are_known_where_their_table_was_purged",
     ),
 )

@@ -219,6 +219,19 @@ def test_keys_of_letters_are_known_where_their_table_was_purged(store: PostgresS
     assert chunk(store, 0, 9) == 2
 
 
+def test_keys_that_edits_replaced_are_known_where_their_table_was_purged(store: PostgresStore) -> None:
+    """They are in the filter like the keys that letters have now."""
+    epoch(store)
+    (edited,) = park(store, [letter(5)])
+    DeadLetters(store).edit(edited, key="z", by="ann", reason="")
+    read(store)
+    store.rotate_reservations()
+    assert purge_all(store) == 1
+    chunk(store, 100, 109)
+    assert has_read(store)
+    assert chunk(store, 0, 9) == 1
+
+
 _HAMMER = """
 import sys
 from kit.pg_help import *
