@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 
 import pytest
 
 from kit.paths import ROOT
+from kit.places import usual_keys
 
 pytestmark = pytest.mark.usefixtures("benchmarks")
 
 PAGE = ROOT / "docs/explanation/scale.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def usual_files(benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Files of keys are as large as they are in use, whatever other tests of this process have made of that."""
+    from benchmarks import scale_model
+    from dedup.delta import keys
+
+    for name, value in usual_keys().items():
+        monkeypatch.setattr(keys, name, value)
+    monkeypatch.setattr(scale_model, "FLUSH_ROWS", keys.FLUSH_ROWS)
+    scale_model.key_files.cache_clear()
+    yield
+    scale_model.key_files.cache_clear()
 
 
 def test_the_tables_are_those_of_the_model() -> None:

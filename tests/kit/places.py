@@ -62,6 +62,18 @@ PACKED = bool(os.environ.get("DEDUP_TEST_PACKED"))
 """Whether a store on PostgreSQL finds the reservations before it packed, and loads their filters for each look-up."""
 
 
+_usual: dict[str, int] = {}
+
+
+def usual_keys() -> dict[str, int]:
+    """How large files of keys are in use: the first store of a place makes them small for the whole process."""
+    from dedup.delta import keys
+
+    if not _usual:
+        _usual.update({name: getattr(keys, name) for name in ("FLUSH_ROWS", "RUN_ROWS", "SLICE_ROWS")})
+    return _usual
+
+
 class PostgresPlace:
     """A fresh database."""
 
@@ -153,6 +165,7 @@ class DeltaPlace:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore, keys
 
+        usual_keys()
         keys.FLUSH_ROWS, keys.RUN_ROWS, keys.SLICE_ROWS = FEW_KEYS
         names = ("orders", "audit", "late", "missing", "positions", "balances", "latest", "order_lines")
         return DeltaStore(f"{self.where}/state", tables={n: self.path(n) for n in names}, **{"engine": self.engine, **options})
