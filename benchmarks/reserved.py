@@ -60,6 +60,7 @@ def generate(dsn: str, count: int, rotate_every: int | None = None) -> None:
             row = connection.execute("SELECT max(id) FROM dedup.reservation_generation").fetchone()
             assert row is not None
             connection.execute(MADE.format(row[0]).encode(), {"count": min(step, count - done)})
+        connection.execute("SELECT dedup.close_reservations()")  # as the next batch would: from then on another table is current alone
 
 
 def _reserve(store: Any, epoch: int, wanted: pa.Table) -> None:
