@@ -30,7 +30,7 @@ from benchmarks.scale_events import Orders
 from benchmarks.scale_keys import reserved
 from dedup import DeltaStore
 from dedup.core.bloom import Bloom
-from dedup.core.keys import key_words
+from dedup.core.keys import Words, key_words
 from dedup.delta.keys import FLUSH_ROWS
 from dedup.delta.ledger import KEYS
 
@@ -233,12 +233,17 @@ def ledger(folder: Path, amounts: Amounts) -> Values:
 
 def filtered(amounts: Amounts) -> Values:
     """The share of unknown keys that a full filter of a file lets through: for each of them a page is read."""
-    count = max(amounts.reserved // 6, 1000)
+    bloom, known, others = full_filter(max(amounts.reserved // 6, 1000))
+    assert bloom.may_have(*known).all(), "a known key is not known"
+    return {"delta/filter_lets_through": (round(float(bloom.may_have(*others).mean()), 6), "of unknown keys")}
+
+
+def full_filter(count: int) -> tuple[Bloom, tuple[Words, Words], tuple[Words, Words]]:
+    """A filter with as many keys as it is made for, these keys, and as many others."""
     known, others = (key_words(keys(count, seed)["key"]) for seed in (1, 2))
     bloom = Bloom(count)
     bloom.add(*known)
-    assert bloom.may_have(*known).all(), "a known key is not known"
-    return {"delta/filter_lets_through": (round(float(bloom.may_have(*others).mean()), 6), "of unknown keys")}
+    return bloom, known, others
 
 
 def main(place: str, keys_folder: str, partitions: int) -> None:

@@ -18,13 +18,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from benchmarks import postgres
 from benchmarks.objectstore import with_tests
 from benchmarks.ours import SINK, arrow_consumer
-from benchmarks.reserved import NAME, generate, keys
+from benchmarks.reserved import NAME, generate
 from benchmarks.restart import most_memory
 from benchmarks.run import database
-from benchmarks.scale_delta import Amounts, Values
+from benchmarks.scale_delta import Amounts, Values, full_filter
 from benchmarks.scale_events import Orders
-from dedup.core.bloom import Bloom
-from dedup.core.keys import key_words
 from dedup.postgres import PostgresStore
 
 SIZES = """
@@ -51,10 +49,7 @@ class _Calls(NamedTuple):
 
 def filtered(amounts: Amounts) -> Values:
     """The share of unknown keys that a stored filter lets through, whole and halved: for each of them its table is asked."""
-    count = 1 << max(amounts.reserved // 6, 1000).bit_length()
-    known, others = (key_words(keys(count, seed)["key"]) for seed in (1, 2))
-    bloom = Bloom(count)
-    bloom.add(*known)
+    bloom, known, others = full_filter(1 << max(amounts.reserved // 6, 1000).bit_length())
     halved = [bloom.folded(times) for times in range(HALVED + 1)]
     assert all(one.may_have(*known).all() for one in halved), "a known key is not known"
     shares = [round(float(one.may_have(*others).mean()), 6) for one in halved]
