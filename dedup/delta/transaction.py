@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from checkpoint.head import Head
 from checkpoint.position import Partition, Ranges
-from deadletter.letter import CONTENTS, ERASED, LETTERS
+from deadletter.letter import CONTENTS, ERASED, HISTORY, LETTERS
+from deadletter.plans import edits
 from deadletter.policy import Budget
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change, Commit, Erase, Free, Note, Park
@@ -38,6 +39,7 @@ from dedup.delta.state import ConsumerState
 from dedup.delta.verify import letters_now
 from dedup.delta.writing import Context, SinkWrites
 
+_KEY = LETTERS.get_field_index("key")
 _LIGHT = [n for n in ALL_LETTERS.names if n not in letters.HEAVY]
 _CHAIN = pa.schema([LETTERS.field(n).with_nullable(True) for n in (*PLACE, "sequence", "status", "blocked_by", "kind")])
 
@@ -310,12 +312,18 @@ class LetterChanges:
         self.change(Change(pa.table({"id": step.letters["id"], **blank, "reason": pa.repeat(ERASED, count)}), step.history))
 
     def keys_held(self) -> pa.Table:
-        """KEYS (with repeats) that parked or changed letters hold."""
-        both = [self.parked, self._of(self._changed)]
+        """KEYS (with repeats) that parked or changed letters hold. Of changed ones those that edits replaced were held before."""
+        both = [self.parked, self._of(self._changed), self._earlier()]
         held = [t.filter(pc.and_(t["holds_key"], t["key"].is_valid())).select(["key", "payload_hash"]) for t in both]
         return pa.concat_tables(
             [KEYS.empty_table(), *(pa.table([t["key"], pc.fill_null(t["payload_hash"], 0)], schema=KEYS) for t in held)]
         )
+
+    def _earlier(self) -> pa.Table:
+        """Parked letters once more, with each key that an edit replaced: an import has such letters."""
+        past = edits(pa.concat_tables([HISTORY.empty_table(), *self.history]))
+        at = pc.index_in(past["letter_id"], value_set=self.parked["id"].combine_chunks())
+        return self.parked.take(at.drop_null()).set_column(_KEY, LETTERS.field(_KEY), past["key"].filter(at.is_valid()))
 
     def outdated(self) -> pa.ChunkedArray:
         """Keys of changed letters from before the last reset: where they are not reserved, they count no longer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dedup import DeadLetters, ReprocessOptions, Selection, reprocess
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.people import ANN, actions, failing, fixed, statuses
-from kit.places import Place, PostgresPlace
+from kit.places import Place, PostgresPlace, other_place
 
 
 def close(place: Place) -> None:
@@ -135,6 +136,21 @@ def test_a_letter_lost_after_a_purge_frees_every_key_once(place: Place) -> None:
     for number in (2, 3):
         run(batch(event(2 * number, "b", 1), event(2 * number + 1, "z", 1)), number)
     assert ids(place.read()) == ["b", "z"]
+
+
+def test_a_letter_that_was_imported_holds_its_earlier_keys_all_the_same(place: Place, tmp_path: Path) -> None:
+    """In the store that it comes into a purge frees none of them."""
+    failing(place.store())
+    edited(place, "z", "y")
+    DeadLetters(place.store()).export(Selection(limit=None), tmp_path / "letters.jsonl")
+    other = other_place(place, tmp_path)
+    run = consumer(other.store())
+    run(batch(), 0)
+    assert DeadLetters(other.store()).import_(tmp_path / "letters.jsonl", by="ann").imported == 3
+    close(other)
+    purge(other)
+    assert run(batch(event(4, "b", 1), event(5, "z", 1), event(6, "y", 1)), 1).processed == 0
+    assert other.read() == []
 
 
 def test_an_erased_letter_holds_its_earlier_keys_all_the_same(place: Place) -> None:
