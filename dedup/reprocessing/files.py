@@ -425,9 +425,20 @@ def _require(
     for body in itertools.chain.from_iterable(bodies):
         if any(hashlib.sha256(life + body).digest()[: keys.KEY_SIZE] == found for life in lives):
             return
+    if text is None and (why := _no_text(column, letter)) is not None:
+        raise Unproven(column, f"it cannot be checked, because {why}")
     shown = "no readable key" if text is None else f"the readable key {text[:60]!r}"
     why = ", which is cut: it cannot be checked" if text is not None and len(text) >= keys.TEXT_SIZE else ""
     raise Unproven(column, f"it does not follow from {shown}{why}, nor from the position")
+
+
+def _no_text(column: str, letter: Mapping[str, Any]) -> str | None:
+    """Why an export of ours has no readable key there; None where it would have one."""
+    if letter["reason"] == ERASED:
+        return "`dedup consumer forget` erased the readable key"
+    if column == "history.key":
+        return "it is the key of a body that an edit replaced, and its text is not kept"
+    return None
 
 
 def lives_of(consumer: str, newest: int) -> list[bytes]:

@@ -22,7 +22,7 @@ from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
 from kit.outgoing import Receiver, dispatcher, outgoing
 from kit.people import ALL, ANN, actions, fixed, statuses
-from kit.places import Place
+from kit.places import Place, other_place
 
 SECRET = "anna.schmidt"
 """The key of the person who is to be forgotten; body, headers, errors and notes quote it."""
@@ -347,6 +347,20 @@ def test_an_export_of_before_does_not_bring_it_back(place: Place, tmp_path: Path
     (tmp_path / "made up.jsonl").write_text(json.dumps(made_up) + "\n")
     with pytest.raises(ConfigError, match="its contents were erased"):
         DeadLetters(store).import_(tmp_path / "made up.jsonl", by="ann", accept_keys=True)
+
+
+def test_a_file_with_an_erased_letter_says_why_its_key_cannot_be_checked(place: Place, tmp_path: Path) -> None:
+    """Nothing is wrong with such a file: whoever trusts it takes its keys as they are, and elsewhere the letter holds its key."""
+    parked(place)
+    forget(place)
+    DeadLetters(place.store()).export(ALL, tmp_path / "after.jsonl")
+    with pytest.raises(ConfigError, match=r"because `dedup consumer forget` erased the readable key.*--accept-keys"):
+        DeadLetters(place.store()).import_(tmp_path / "after.jsonl", by="ann")
+    other = other_place(place, tmp_path).store()
+    run = quoting(other)
+    run(batch(), 0)
+    assert DeadLetters(other).import_(tmp_path / "after.jsonl", by="ann", accept_keys=True).imported == 4
+    assert run(batch(event(90, SECRET, -1)), 1).processed == 0
 
 
 def test_what_remains_is_told(place: Place) -> None:

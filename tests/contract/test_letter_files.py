@@ -14,7 +14,7 @@ import pytest
 
 from checkpoint.changes import reset
 from checkpoint.errors import ConfigError, StoreUnavailable
-from dedup import DeadLetters, Selection
+from dedup import DeadLetters, Selection, reprocess
 from dedup.core.store import Store
 from dedup.reprocessing.letters import events_of
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
@@ -205,6 +205,23 @@ def test_a_key_that_cannot_be_checked_comes_in_where_that_is_asked_for(place: Pl
         DeadLetters(other).import_(file, by="ann")
     assert DeadLetters(other).import_(file, by="ann", accept_keys=True).imported == 1
     assert run(batch(event(1, long, -1)), 1).duplicates == 1
+
+
+def test_the_key_of_a_replaced_body_comes_in_where_that_is_asked_for(place: Place, tmp_path: Path) -> None:
+    """Its text is not kept, and the error says that; whoever trusts the file has the letter hold both of its keys elsewhere, too."""
+    store, file = place.store(), tmp_path / "letters.jsonl"
+    run = consumer(store)
+    run(batch(event(0, "b", -1)), 0)
+    DeadLetters(store).edit(letters(store)[0]["id"], body=b'{"id": "z", "amount": -9}', **ANN)
+    assert reprocess(ALL, run).failed == 1
+    DeadLetters(store).export(ALL, file)
+    other = other_place(place, tmp_path).store()
+    run = consumer(other)
+    run(batch(), 0)
+    with pytest.raises(ConfigError, match=r"column history.key: .* a body that an edit replaced.*--accept-keys"):
+        DeadLetters(other).import_(file, by="ann")
+    assert DeadLetters(other).import_(file, by="ann", accept_keys=True).imported == 1
+    assert run(batch(event(1, "b", 1), event(2, "z", 9)), 1).processed == 0
 
 
 HEADERS = [{"key": "other", "value": b"y"}, {"key": "message-id", "value": b"m" * 300}]
