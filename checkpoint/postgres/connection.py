@@ -57,6 +57,21 @@ _TO_THE_PRIMARY = (
     "PostgreSQL lets this session only read: it is a standby, or the role or the database says so. Let the DSN lead to the primary"
 )
 
+_OPERATING = (
+    "rotate_reservations",
+    "purge_reservations",
+    "drop_purged_reservations",
+    "merge_batches",
+    "pack_reservations",
+    "keep_filter",
+    "free_reservations",
+    "begin_deletion",
+    "delete_portion",
+    "publisher_lane",
+    "published_id",
+)
+"""What only the role dedup_operate may call, or delete from (sql/postgres/roles.sql). The server's words name it in any language."""
+
 T = TypeVar("T")
 
 
@@ -164,10 +179,19 @@ def translate(error: psycopg.Error, doing: str) -> StoreError:
     if ends_transaction(error):
         return CommitConflict(f"{text}. Nothing of this attempt was committed; plan it again.")
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return StoreError(f"{text}. Grant this role what it needs: docs/how-to/postgres.md lists the rights.")
+        return StoreError(f"{text}. {_missing_right(error, text)}")
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName | psycopg.errors.UndefinedFunction):
         return SchemaOutdated(f"{text}. Run `dedup migrate`.")
     return StoreError(f"{text}. Nothing of it was committed.")
+
+
+def _missing_right(error: psycopg.Error, text: str) -> str:
+    """What to grant, as one sentence or two. A trigger of ours (sql/postgres/separate.sql) says so itself."""
+    if error.diag.message_hint:
+        return " ".join(error.diag.message_hint.split())
+    if any(name in text for name in _OPERATING):
+        return "This is for a login with the role dedup_operate: see the roles in docs/how-to/postgres.md."
+    return "Grant this role what it needs: docs/how-to/postgres.md lists the rights."
 
 
 @contextmanager

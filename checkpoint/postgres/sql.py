@@ -218,7 +218,18 @@ def migration_sql(schema: str) -> str:
 
 def roles_sql(schema: str) -> str:
     """The roles that consumers and dashboards need, with their rights, as a script for psql."""
-    text = files("dedup.sql").joinpath("postgres/roles.sql").read_text(encoding="utf-8")
+    return _script("roles", schema)
+
+
+def separate_sql(schema: str) -> str:
+    """What keeps a login to the rows of the consumers that are assigned to it, as a script for psql."""
+    return _script("separate", schema)
+
+
+def _script(name: str, schema: str) -> str:
+    text = files("dedup.sql").joinpath(f"postgres/{name}.sql").read_text(encoding="utf-8")
+    told = " ".join(quoted(schema).split())  # a comment ends with its line
+    text = re.sub("^ *--.*$", lambda comment: comment[0].replace("{schema}", told), text, flags=re.MULTILINE)
     # inside a literal the quoted name needs its quotes doubled as well
     return text.replace("'{schema}.", "'" + quoted(schema).replace("'", "''") + ".").replace("{schema}", quoted(schema))
 

@@ -52,6 +52,10 @@ def migrate(
     roles: Annotated[
         bool, typer.Option("--roles", help="Print the SQL of the PostgreSQL roles and their rights, for a DBA. Needs no store.")
     ] = False,
+    separate: Annotated[
+        bool,
+        typer.Option("--separate", help="Print the SQL that keeps a login to the consumers that are assigned to it. Needs no store."),
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with code 1 if the state needs a migration.")] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -62,8 +66,8 @@ def migrate(
 
     Crash: each migration is one transaction that also records it; the next run continues after the last one applied.
     """
-    if sql or roles:
-        text = _migration_sql(store, roles=roles)
+    if sql or roles or separate:
+        text = _sql(store, "separate" if separate else "roles" if roles else "migrations")
         print_json({"sql": text}) if as_json else typer.echo(text)
         return
     opened = open_store(store, new=True)
@@ -112,10 +116,10 @@ def _refuse_foreign(store: str) -> None:
         raise dedup.ConfigError(f"{path} is {what}, not the folder of a store. Check --store.")
 
 
-def _migration_sql(store: str, *, roles: bool) -> str:
+def _sql(store: str, what: str) -> str:
     if store and not is_postgres(store) and store != os.environ.get("DEDUP_STORE"):
         raise dedup.ConfigError("A Delta store has no SQL: the first batch of each consumer creates its tables.")
     _ = dedup.PostgresStore  # says which extra to install where its driver is missing
-    from checkpoint.postgres.sql import migration_sql, roles_sql
+    from checkpoint.postgres.sql import migration_sql, roles_sql, separate_sql
 
-    return roles_sql(postgres_schema()) if roles else migration_sql(postgres_schema())
+    return {"migrations": migration_sql, "roles": roles_sql, "separate": separate_sql}[what](postgres_schema())

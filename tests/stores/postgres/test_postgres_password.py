@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import psycopg
 import pytest
@@ -15,6 +16,9 @@ from checkpoint.eventhub import PostgresCheckpointStore
 from dedup.postgres import PostgresStore
 from dedup.publishing.postgres import PublisherState
 from fixtures.fix_postgres import run
+from kit.foreach_kit import bare
+from kit.local_tasks import Tasks, run_in
+from kit.orders import batch, orders
 from kit.pg_help import chunk, epoch
 from kit.pg_proxy import until
 from kit.pg_server import Server, start_server
@@ -98,6 +102,32 @@ def test_what_is_made_of_a_store_asks_as_well(asking: Server, dsn: str, vault: V
         until(lambda: run(make_conninfo(asking.dsn, dbname="shop"), beats) > [(0,)])
     leases.close()
     store.close()
+
+
+class Watching(Tasks):
+    """Tasks that keep what is sent to them."""
+
+    sent: ClassVar[list[bytes]] = []
+
+    def pack(self, what: object) -> bytes:
+        """And keep it."""
+        self.sent.append(super().pack(what))
+        return self.sent[-1]
+
+
+def test_what_is_sent_to_tasks_has_no_password(asking: Server, dsn: str, vault: Vault) -> None:
+    """A batch in tasks commits, and no closure that was sent holds the password; that of a DSN is in it."""
+    change(asking, vault, "SECRET-17")
+    run(make_conninfo(asking.dsn, dbname="shop"), "create table orders (id text, amount bigint); grant all on orders to app")
+    inside = make_conninfo(dsn, password="SECRET-17")
+    for number, store in enumerate((PostgresStore(dsn, password=vault, schema="tasks"), PostgresStore(inside, schema="tasks"))):
+        Watching.sent.clear()
+        made = bare(store)
+        made.foreach(into="orders")(lambda event, tx: dict(event.data))
+        rows = batch(*orders(range(3 * number, 3 * number + 3)))
+        assert run_in(Watching(rows), made, rows, number).processed == 3
+        assert Watching.sent and any(b"SECRET-17" in one for one in Watching.sent) == (store.dsn == inside)
+        store.close()
 
 
 def test_a_function_that_fails_is_an_outage_that_names_it(dsn: str, vault: Vault) -> None:

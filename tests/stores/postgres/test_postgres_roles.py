@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import inspect
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -18,19 +21,33 @@ from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import StoreError
 from checkpoint.postgres.sql import roles_sql
 from deadletter.store import Commit, Free
-from dedup import PostgresStore
+from dedup import DeadLetters, PostgresStore
 from fixtures.fix_postgres import run
 from kit import pg_server
-from kit.orders import assert_proven, batch, consumer, event, orders
+from kit.least import LOGINS, LeastPlace, logging_in
+from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.paths import ROOT
 from kit.people import failing
 from kit.pg_help import chunk, epoch, keys, purge_all
-from kit.places import PostgresPlace
 
-LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard", "operate": "he_operator"}
+pytestmark = pytest.mark.xdist_group("roles")  # which all databases of a server share
 
-OPERATING = {"begin_deletion", "delete_portion"}
+OPERATING = {
+    "rotate_reservations",
+    "purge_reservations",
+    "drop_purged_reservations",
+    "merge_batches",
+    "pack_reservations",
+    "keep_filter",
+    "keep_filter_part",
+    "free_reservations",
+    "begin_deletion",
+    "delete_portion",
+}
 """Functions that only who operates consumers may call."""
+
+FORGETS = re.compile("release_key|upkeep|rotate_reservations|purge|skip_missing|delete_consumer")
+"""What a test calls that frees keys, or works on tables of reservations: who runs consumers may not."""
 
 
 @pytest.fixture
@@ -42,36 +59,14 @@ def postgres(empty_postgres: str) -> str:
 @pytest.fixture(scope="module")
 def logins(postgres_server: str) -> Iterator[None]:
     """Users that log in, one for each of the roles, without any right of their own."""
-    run(postgres_server, roles_sql("dedup").split("-- dedup_owner owns")[0])
-    for role, user in LOGINS.items():
-        run(postgres_server, f"drop role if exists {user}")
-        run(postgres_server, f"create role {user} login in role dedup_{role}")
-    yield
-    run(postgres_server, "drop role " + ", ".join(LOGINS.values()))
-
-
-class LeastPlace(PostgresPlace):
-    """A database in which consumers run as the runtime role; sinks are made by the superuser."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(make_conninfo(dsn, user=LOGINS["run"]))
-        self.super = dsn
-
-    def execute(self, sql: str) -> list[tuple[Any, ...]]:
-        """One statement, as the superuser."""
-        return run(self.super, sql)
+    with logging_in(postgres_server):
+        yield
 
 
 @pytest.fixture
 def place(postgres: str, logins: None) -> LeastPlace:
     """The script before and after a migration by the owner; sinks can be written by the runtime role."""
-    run(postgres, roles_sql("dedup"))
-    PostgresStore(make_conninfo(postgres, user=LOGINS["owner"], options="-c role=dedup_owner")).migrate()
-    run(postgres, roles_sql("dedup"))
-    run(postgres, "alter default privileges in schema public grant select, insert, update, delete on tables to dedup_run")
-    made = LeastPlace(postgres)
-    made.create_sink()
-    return made
+    return LeastPlace.made(postgres)
 
 
 def test_the_runtime_role_works_where_no_function_is_granted_by_default(postgres: str, logins: None) -> None:
@@ -117,17 +112,75 @@ def work() -> list[Any]:
 @pytest.mark.full
 @pytest.mark.parametrize("promise", work())
 def test_the_runtime_role_keeps_the_promise(place: LeastPlace, promise: Callable[[Any], None]) -> None:
-    """Each promise of the contract holds where consumers, reprocess and people's commands run as the runtime role."""
+    """Each promise of the contract holds where all runs as the runtime role, or as the role that operates where keys are forgotten."""
+    if FORGETS.search(inspect.getsource(promise)):
+        place.url = place.of("operate")
     promise(place)
 
 
-def test_the_runtime_role_rotates_purges_and_keeps_checkpoints_of_processors(place: LeastPlace) -> None:
-    """Retention and the checkpoint store of event processors need no more than the runtime role."""
-    store = place.store()
-    consumer(store)(batch(*orders(range(5))), 0)
-    store.rotate_reservations()
-    assert purge_all(store) == 1
-    assert_proven(store)
+UPKEEP: dict[str, Callable[[PostgresStore], object]] = {
+    "rotate": lambda store: store.rotate_reservations(),
+    "pack": lambda store: store.pack_reservations(),
+    "purge": purge_all,
+    "upkeep": lambda store: store.upkeep(dt.timedelta(days=30)),
+}
+
+
+@pytest.mark.parametrize("what", UPKEEP)
+def test_only_who_operates_consumers_works_on_tables_of_reservations(place: LeastPlace, what: str) -> None:
+    """Who runs consumers is refused, with the name of the role that is missing, and nothing has changed; who operates them may."""
+    consumer(place.store())(batch(*orders(range(5))), 0)
+    run(place.super, "select dedup.rotate_reservations()")
+    tables = "select id, closed_at, purged_at, packing from dedup.reservation_generation order by id"
+    before = run(place.super, tables)
+    with pytest.raises(
+        StoreError, match=r"permission denied for function \w+\. This is for a login with the role dedup_operate: .*postgres\.md"
+    ):
+        UPKEEP[what](place.store())
+    assert run(place.super, tables) == before
+    assert_proven(place.store())
+    UPKEEP[what](PostgresStore(place.of("operate")))
+    assert_proven(place.store())
+
+
+def test_the_command_of_the_upkeep_names_the_role_that_it_needs(place: LeastPlace, dedup: Any) -> None:
+    """Who runs consumers may ask what would be done; the upkeep itself is refused, and done for who operates them."""
+    consumer(place.store())(batch(*orders(range(5))), 0)
+    assert dedup("upkeep --retention 30d", place)[0] == 0
+    code, _, err = dedup("upkeep --retention 30d --yes", place)
+    assert (code, "the role dedup_operate" in err) == (3, True)
+    place.url = place.of("operate")
+    assert dedup("upkeep --retention 30d --yes", place)[0] == 0
+
+
+def test_only_who_operates_consumers_frees_the_key_of_a_letter(place: LeastPlace, dedup: Any) -> None:
+    """A letter is discarded by who runs consumers; its key stays reserved until who operates them releases it."""
+    failing(place.store())
+    letter = letters(place.store())[0]["id"]
+    line = f"dead-letter discard {letter} --reason x --by ann --yes"
+    code, _, err = dedup(f"{line} --release-key", place)
+    assert (code, "free_reservations" in err, "the role dedup_operate" in err) == (3, True, True)
+    assert letters(place.store())[0]["status"] == "OPEN"
+    assert dedup(line, place)[0] == 0
+    assert run(place.super, "select count(*) from dedup.reservation_key") == [(3,)]
+    place.url = place.of("operate")
+    assert dedup(f"{line} --release-key", place)[0] == 0
+    assert run(place.super, "select count(*) from dedup.reservation_key") == [(2,)]
+    assert_proven(place.store())
+
+
+def test_only_who_operates_consumers_forgets_ids_of_publishers(place: LeastPlace, dedup: Any) -> None:
+    """An id that is forgotten could be published twice."""
+    place.store().consumers()
+    code, _, err = dedup("publisher purge --older-than 1d --yes", place)
+    assert (code, "published_id" in err, "the role dedup_operate" in err) == (3, True, True)
+    place.url = place.of("operate")
+    assert dedup("publisher purge --older-than 1d --yes", place)[0] == 0
+
+
+def test_the_runtime_role_keeps_checkpoints_of_processors(place: LeastPlace) -> None:
+    """The checkpoint store of event processors needs no more than the runtime role."""
+    place.store().consumers()
     processors = PostgresCheckpointStore(place.url)
     where = {"fully_qualified_namespace": "ns", "eventhub_name": "hub", "consumer_group": "g", "partition_id": "0"}
     (won,) = processors.claim_ownership([{**where, "owner_id": "me", "last_modified_time": 0.0, "etag": ""}])
@@ -135,8 +188,9 @@ def test_the_runtime_role_rotates_purges_and_keeps_checkpoints_of_processors(pla
     assert won["owner_id"] == "me" and next(iter(processors.list_checkpoints("ns", "hub", "g")))["sequence_number"] == 1
 
 
-def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
-    """It finds and frees packed keys, and writes no page by itself, also where the script was run again since; dashboards see none."""
+def test_who_operates_packs_and_frees_and_who_runs_finds(place: LeastPlace) -> None:
+    """Both find packed keys, one frees them, neither writes a page, also where the script was run again; dashboards see none."""
+    place.url = place.of("operate")
     store = place.store()
     number = epoch(store)
     chunk(store, number, 0, 99)
@@ -146,8 +200,14 @@ def test_the_runtime_role_packs_and_frees(place: LeastPlace) -> None:
     with store.begin_letters("shop") as tx:
         tx.execute(Free(keys(range(10)).select(["key"])))
         tx.execute(Commit())
-    assert chunk(store, number, 0, 99, batch_id=1) == 90
+    assert chunk(PostgresStore(place.of("run")), number, 0, 99, batch_id=1) == 90
     for user, statement in (
+        ("operate", "update dedup.reservation_page_000001 set page = 0"),
+        ("operate", "select dedup.take_out(1, 31, '{}')"),
+        ("operate", "delete from dedup.reservation"),
+        ("run", "select dedup.free_reservations('{}')"),
+        ("run", "select dedup.keep_filter(1, '', 1, 1, 1)"),
+        ("run", "select dedup.keep_filter_part(1, 1, '')"),
         ("run", "update dedup.reservation_page_000001 set page = 0"),
         ("run", "insert into dedup.reservation_page_000001 values (0, '', '')"),
         ("run", "select dedup.take_out(1, 31, '{}')"),
@@ -189,6 +249,21 @@ FORBIDDEN = [
     "create schema mine",
     "truncate dedup.reservation",
     "delete from dedup.reservation",
+    "update dedup.reservation set payload_hash = 0",
+    "update dedup.reservation_000001 set payload_hash = 0",
+    "delete from dedup.reservation_000001",
+    "insert into dedup.reservation_floor select 1, 0, 1, 0, 0, 9",
+    "update dedup.reservation_floor set floor = 9",
+    "select dedup.rotate_reservations()",
+    "select dedup.purge_reservations(now())",
+    "select dedup.drop_purged_reservations()",
+    "select dedup.merge_batches('shop')",
+    "select dedup.pack_reservations()",
+    "select dedup.free_reservations(array(select key from dedup.reservation))",
+    "delete from dedup.published_id",
+    "delete from dedup.publisher_lane",
+    "update dedup.batch set seen = '{}'",
+    "update dedup.consumer_action set reason = ''",
     "delete from dedup.batch",
     "delete from dedup.dead_letter",
     "delete from dedup.consumer",
@@ -217,39 +292,88 @@ def test_the_runtime_role_can_do_nothing_else(place: LeastPlace, statement: str)
     assert_proven(place.store())
 
 
-DASHBOARD = [
-    "consumer",
-    "progress",
-    "checkpoint",
-    "batch",
-    "open_letter",
-    "letter_group",
-    "letter_age",
-    "blocked_by_letter",
-    "consumer_action",
-]
-HIDDEN = ["dead_letter", "letter_history", "reservation", "outbox", "crash_marker"]
+def may_read(dsn: str) -> dict[str, list[str]]:
+    """Table or view of the schema -> its columns that this login can select."""
+    rows = run(
+        dsn,
+        "select c.oid::regclass::text, array_agg(a.attname::text) from pg_class c "
+        "join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped "
+        "where c.relnamespace = 'dedup'::regnamespace and c.relkind in ('r', 'v') and has_column_privilege(c.oid, a.attnum, 'select') "
+        "group by 1",
+    )
+    return dict(rows)
 
 
-def test_the_role_of_dashboards_reads_no_bodies_and_writes_nothing(place: LeastPlace) -> None:
-    """State and groups of letters can be read; bodies, headers, messages and edits cannot, and nothing can be changed."""
-    failing(place.store())
-    reader = make_conninfo(place.super, user=LOGINS["read"])
-    for table in DASHBOARD:
-        run(reader, f"select * from dedup.{table}")
-    assert run(reader, "select count(*) from dedup.open_letter") == [(3,)]
-    for table in HIDDEN:
-        with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            run(reader, f"select * from dedup.{table}")
+def shown(dsn: str) -> str:
+    """All that this login can read in the schema, as one text."""
+    return "".join(str(run(dsn, f"select {', '.join(columns)} from {table}")) for table, columns in may_read(dsn).items())
+
+
+def people_at_work(place: LeastPlace) -> None:
+    """A consumer with letters, a message, an edit and decisions: each text that a person or an event brought has a word of its own."""
+    made = consumer(place.store())
+    made._handler = None
+
+    @made.foreach_batch
+    def handler(rows: Any, tx: Any) -> None:
+        tx.publish({"key": b"KEY-OUT", "body": b"BODY-OUT"}, "out", key="key")
+        tx.reject(rows, pa.array([True] * rows.num_rows), "REASON-REJECTED")
+
+    body = b'{"id": "KEY-EVENT", "amount": 5}'
+    made(batch(event(0, body=body, properties=[{"key": "h", "value": b"HEADER"}])), 0)
+    found = DeadLetters(place.store())
+    letter = letters(place.store())[0]["id"]
+    found.edit(letter, body=b'{"id": "KEY-AFTER", "amount": 6}', by="ann", reason="REASON-EDIT")
+    run(
+        place.super,
+        "update dedup.dead_letter set error_message = 'ERROR-TEXT', stack = 'STACK', sequence_key = 'KEY-SEQUENCE', sequence = key",
+    )
+    run(place.super, "insert into dedup.blocked_sequence select sequence, consumer, id, kind from dedup.dead_letter")
+    acted = "insert into dedup.consumer_action (consumer_id, by, reason, before, after)"
+    run(place.super, f"{acted} select id, 'ann', 'REASON-ACTION', '{{}}', '{{}}' from dedup.consumer")
+
+
+def test_the_role_of_dashboards_reads_no_text_of_an_event_or_a_person(place: LeastPlace) -> None:
+    """Whatever it can select, in all tables and views, holds no key, hash of a key, reason, error text, body, header or message."""
+    people_at_work(place)
+    reader = place.of("read")
+    told = shown(reader)
+    hashes = [
+        key for (key,) in run(place.super, "select key::text from dedup.reservation_key union select key::text from dedup.dead_letter")
+    ]
+    assert hashes and "shop" in told
+    for hidden in ("KEY-", "REASON-", "ERROR-TEXT", "STACK", "BODY-OUT", "HEADER", *hashes):
+        assert hidden not in told, hidden
+    seen = may_read(reader)
+    assert "status" in seen["dedup.open_letter"] and "reason" not in seen["dedup.open_letter"]
+    assert run(reader, "select count(*) from dedup.open_letter") == [(1,)]
+    assert run(reader, "select consumer, kind, letters from dedup.letter_group") == [("shop", "REJECTED", 1)]
     for statement in (
+        "select * from dedup.open_letter",
+        "select reason from dedup.letter_group",
+        "select reserved from dedup.progress",
+        "select dedup.is_reserved(1, gen_random_uuid())",
         "update dedup.checkpoint set sequence_number = 0",
         "delete from dedup.open_letter",
         "select dedup.rotate_reservations()",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             run(reader, statement)
-    columns = {name for (name,) in run(reader, "select column_name from information_schema.columns where table_name = 'open_letter'")}
-    assert "reason" in columns and not columns & {"body", "property_names", "property_values", "stack"}
+
+
+def test_the_role_that_inspects_reads_keys_and_texts_and_no_bodies(place: LeastPlace, dedup: Any) -> None:
+    """It sees keys, reasons and error texts, and runs `dedup status` and `dedup metrics`; it sees no bodies, and changes nothing."""
+    people_at_work(place)
+    place.url = reader = place.of("inspect")
+    told = shown(reader)
+    for visible in ("KEY-EVENT", "KEY-SEQUENCE", "REASON-REJECTED", "REASON-EDIT", "REASON-ACTION", "ERROR-TEXT", "STACK"):
+        assert visible in told, visible
+    for hidden in ("BODY-OUT", "KEY-OUT", "HEADER", "amount"):
+        assert hidden not in told, hidden
+    assert dedup("status", place)[0] == 0 and dedup("metrics", place)[0] == 0
+    for statement in ("select body from dedup.dead_letter", "select * from dedup.outbox_page", "update dedup.dead_letter set reason = ''"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            run(reader, statement)
 
 
 def test_the_script_is_what_the_command_prints_and_fits_any_schema(postgres: str, logins: None, dedup: Any, monkeypatch: Any) -> None:
