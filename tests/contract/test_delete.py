@@ -197,6 +197,7 @@ def leave_it(_place: Place) -> None:
 
 
 @pytest.mark.parametrize("then", [pytest.param(leave_it, marks=pytest.mark.full), begin_anew])
+@pytest.mark.fast_on("delta")
 def test_an_instance_that_comes_back_after_the_deletion_commits_nothing(place: Place, then: Callable[[Place], None]) -> None:
     """Wherever in a batch it was stopped: it ends with an error, then with `Fenced`, whether the name is used again or not."""
     steps = stops(place)
@@ -236,6 +237,7 @@ class Slow(Stopped):
             self.error = error
 
 
+@pytest.mark.fast_on("postgres")
 def test_who_deletes_slowly_touches_nothing_of_a_new_consumer(place: Place) -> None:
     """Stopped at any step of its own, while another call ends the deletion and a new consumer begins: that one is whole afterwards."""
     number, seen = 1, set[str]()

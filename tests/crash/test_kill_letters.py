@@ -161,6 +161,7 @@ def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
     assert {"handler", "park", "commit"} <= set(steps) and steps.count("handler") == 5
 
 
+@pytest.mark.fast_on("postgres")
 def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery: Nursery) -> None:
     """One letter passes and releases its followers, one fails again: effects once and in order, chains whole."""
     prepare_place(place)
@@ -248,6 +249,7 @@ def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
     assert "change" in die_everywhere(place, nursery, [BROKEN], edited, check)
 
 
+@pytest.mark.fast_on("delta")
 def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery) -> None:
     """Called again, nothing of the key can be read; the record of who erased it is there once; letters and messages of others are whole."""
     prepare_place(place)
@@ -295,6 +297,7 @@ def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nurs
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_a_killer_makes_nobody_suspicious_in_the_next_batch(place: Place, nursery: Nursery) -> None:
     """Without positions batches of one size look alike: what killed in one of them is not looked for in the next, at the same row."""
     prepare_place(place)
@@ -308,6 +311,7 @@ def test_a_killer_makes_nobody_suspicious_in_the_next_batch(place: Place, nurser
     assert [(x["idempotence_key"][-1], x["kind"]) for x in letters(place.store())] == [("5", "CRASHED")]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_handler_that_hangs_ends_its_process_with_its_stacks(place: Place, nursery: Nursery) -> None:
     """A thread cannot be stopped, so the process ends; what hangs is found like what kills, and the stream goes on."""
     prepare_place(place)

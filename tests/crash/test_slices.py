@@ -23,7 +23,8 @@ from kit.places import PostgresPlace
 
 pytestmark = [pytest.mark.postgres, pytest.mark.crash]
 
-STEPS = [step for step in PostgresStore.steps if step not in ("redeliveries",)]
+DECIDING = ("handler", "commit", "committed")
+OTHERS = [pytest.param(step, marks=pytest.mark.full) for step in PostgresStore.steps if step not in ("redeliveries", *DECIDING)]
 
 
 class Scene:
@@ -87,7 +88,7 @@ def scene(postgres: str, nursery: Nursery, tmp_path: Path) -> Scene:
 
 
 @pytest.mark.parametrize("times", [(2,), pytest.param((2, 3), marks=pytest.mark.full)], ids=["one death", "two deaths"])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*DECIDING, *OTHERS])
 def test_a_task_that_is_killed_at_any_step_is_tried_again(scene: Scene, step: str, times: tuple[int, ...]) -> None:
     """Dead at the step of a chunk in the middle of a slice, tried again and dead later, and again: one effect for each key."""
     work = scene.plan(scene.drive())
@@ -137,7 +138,7 @@ def test_a_stopped_task_gives_up_its_slice_where_handlers_have_a_limit(scene: Sc
     scene.check()
 
 
-@pytest.mark.parametrize("step", ["fence", "handler", "commit"])
+@pytest.mark.parametrize("step", [pytest.param("fence", marks=pytest.mark.full), "handler", pytest.param("commit", marks=pytest.mark.full)])
 def test_tasks_of_a_driver_that_was_taken_over_commit_nothing(scene: Scene, step: str) -> None:
     """A newer driver takes the epoch while a task is before, in or at the end of its second transaction: Fenced, and nothing is doubled."""
     old = scene.plan(scene.drive("one"))
