@@ -185,6 +185,8 @@ INSERTS = [
     "insert into dedup.consumer_writer values ('he_other', 'shop')",
     "update dedup.consumer set name = 'mine' where name = 'shop'",
     "update dedup.consumer set name = 'third' where name = 'other'",
+    "update dedup.dead_letter set consumer = 'other'",
+    "update dedup.crash_marker set consumer_id = (select id from dedup.consumer where name = 'other'), scope = consumer_id::text",
     "update dedup.checkpoint set consumer_id = (select id from dedup.consumer where name = 'shop'), partition = 77",
     "create or replace function dedup.refuse_other_consumers() returns trigger language plpgsql as 'begin return null; end'",
     "alter table dedup.checkpoint disable trigger own_updated",
