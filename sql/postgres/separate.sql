@@ -39,7 +39,11 @@ begin
         elsif tg_argv[0] = 'consumer' then
             names := array(select distinct r.consumer from new_rows r);
         elsif tg_argv[0] = 'letter_id' then
-            names := array(select distinct coalesce(d.consumer, '') from new_rows r left join dead_letter d on d.id = r.letter_id);
+            -- A replay leaves a row of no letter, and of no consumer.
+            names := array(
+                select distinct coalesce(d.consumer, '') from new_rows r left join dead_letter d on d.id = r.letter_id
+                where not (tg_op = 'INSERT' and starts_with(r.letter_id, 'replay '))
+            );
         else
             names := array(select distinct r.name from new_rows r);
         end if;

@@ -238,6 +238,14 @@ def test_each_table_is_kept_apart_or_named_as_not(place: ApartPlace) -> None:
     assert not NOT_APART & columns_of(place).keys()
 
 
+def test_a_replay_may_leave_its_row_and_nobody_may_change_it(place: ApartPlace) -> None:
+    """The history of a replay is of no letter, and names no consumer: any login appends such a row."""
+    place.store().consumers()
+    run(place.other, "insert into dedup.letter_history (letter_id, at, action, reserved) values ('replay a 1-2', now(), 'REPLAYED', 0)")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="a row of no consumer"):
+        run(place.other, "update dedup.letter_history set reserved = 9")
+
+
 def test_reservations_are_not_kept_apart(place: ApartPlace) -> None:
     """What the manual says is not separated: any login that runs consumers can reserve any key."""
     consumer(place.store())(batch(*orders(range(2))), 0)
