@@ -173,10 +173,10 @@ def test_the_questions_of_the_manual_are_answered(postgres: str) -> None:
 
 
 def _grant(postgres: str, role: str) -> None:
-    """What `dedup migrate --roles` prints, for this role."""
+    """What `dedup migrate --roles` prints, with this role as the one that operates consumers."""
     from checkpoint.postgres.sql import roles_sql
 
-    run(postgres, roles_sql("dedup").replace("dedup_run", role))
+    run(postgres, roles_sql("dedup").replace("dedup_operate", role))
 
 
 def test_without_auto_migrate_nothing_is_created(postgres: str) -> None:
