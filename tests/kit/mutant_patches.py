@@ -6,7 +6,7 @@ from kit.mutant import Mutant
 from kit.mutant_patches_delta import DELTA
 from kit.mutant_patches_packing import PACKING
 
-_PHASES, _RETENTION = "sql/postgres/0002_reservations.sql", "tests/stores/postgres/test_postgres_retention.py::"
+_RETENTION = "tests/stores/postgres/test_postgres_retention.py::"
 _FENCE, _TX, _QUERIES = "dedup/postgres/epoch.py", "dedup/postgres/transaction.py", "sql/postgres/queries.sql"
 _RESTORED = "tests/stores/postgres/test_postgres_restored.py::"
 _PG, _COMMIT, _TAKEOVER = (
@@ -438,7 +438,7 @@ MUTANTS = (
     ),
     Mutant(
         "a purged table is dropped while a batch may ask it",
-        _PHASES,
+        "sql/postgres/0009_packed_reservations.sql",
         "continue when older_phase_is_open(old.phase);",
         "",
         _RETENTION + "test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask",
