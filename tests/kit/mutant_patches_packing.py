@@ -10,11 +10,11 @@ _STORED = "tests/stores/postgres/test_postgres_stored_filter.py::"
 
 PACKING = (
     Mutant(
-        "the stored filter of a purged table is forgotten while letters may hold its keys",
+        "a packed table whose stored filter is gone is ruled out by the filter of rows",
         "dedup/postgres/key_filter.py",
         "if number not in found]\n                found_in",
         "if False]\n                found_in",
-        _STORED + "test_keys_that_letters_hold_are_found_after_the_purge",
+        _STORED + "test_a_table_whose_filter_is_gone_is_asked",
     ),
     Mutant(
         "packed tables without a stored filter are not read into the filter of rows",
@@ -31,11 +31,11 @@ PACKING = (
         _STORED + "test_a_filter_that_cannot_be_used_is_not",
     ),
     Mutant(
-        "a filter is read without what a purge gave up while a letter relies on it",
+        "a filter is read without what a purge gave up while a transaction relies on it",
         "dedup/postgres/key_filter.py",
         "tables = tables_now(connection, self._sql, phase=0)",
         "tables = tables_now(connection, self._sql)",
-        _STORED + "test_a_key_that_a_letter_takes_while_its_table_is_purged_is_found",
+        "tests/stores/postgres/test_postgres_known_filter.py::test_a_transaction_asks_what_a_purge_gave_up_after_it_began",
     ),
     Mutant(
         "a batch fails with the loading of filters",
