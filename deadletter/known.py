@@ -193,9 +193,12 @@ GONE = re.compile(
 )
 ENDING = re.compile(r"cannot schedule new futures after|can't (?:start|create) new thread at interpreter shutdown")
 """What RuntimeError says while Python ends: a thread that goes on for a moment cannot use any pool. Source: concurrent.futures.thread."""
-CANCELLED = re.compile(r"\[SPARK_JOB_CANCELLED\]|\bJob \d+ cancelled\b|\[OPERATION_CANCELED\]|java\.lang\.InterruptedException")
-"""Somebody cancelled the job, or stops the query that it is of. Source: DAGScheduler.handleJobCancellation of Spark 3.5 to 4.2, and the
-condition of Spark Connect's interrupts."""
+CANCELLED = re.compile(
+    r"\[SPARK_JOB_CANCELLED\]|\bJob \d+ cancelled\b|\[OPERATION_CANCELED\]"
+    r"|java\.lang\.InterruptedException|java\.io\.InterruptedIOException|java\.nio\.channels\.ClosedByInterruptException"
+)
+"""Somebody cancelled the job, or stops the query that it is of. Source: DAGScheduler.handleJobCancellation and
+StreamExecution.isInterruptionException of Spark 3.5 to 4.2, and the condition of Spark Connect's interrupts."""
 AWAY = re.compile(
     r"java\.net\.(?:ConnectException|UnknownHostException|NoRouteToHostException)|java\.nio\.channels\.UnresolvedAddressException"
     r"|java\.sql\.SQL(?:NonT|T)ransientConnectionException|org\.apache\.hadoop\.net\.ConnectTimeoutException"

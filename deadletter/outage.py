@@ -62,6 +62,7 @@ GONE = "Py4JNetworkError"
 """Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
 
 NO_ANSWER, STOPPED = "Spark's JVM does not answer any more", "Spark was stopped: SparkContext was shut down"
+QUERY_STOPPED = "The query was stopped while its batch was being handled. Nothing of the running transaction is committed."
 """What SparkGone says."""
 
 ENDING_SECONDS = 10.0
@@ -158,7 +159,7 @@ def while_wanted(sleep: Callable[[float], None], is_over: Callable[[], bool]) ->
                 return
             sleep(min(left, LOOK_SECONDS))
             left -= LOOK_SECONDS
-        raise SparkGone("The query was stopped while its batch waited for another try. Nothing of the running transaction is committed.")
+        raise SparkGone(QUERY_STOPPED)
 
     return waiting
 

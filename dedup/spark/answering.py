@@ -1,24 +1,24 @@
-"""Whether Spark is still there: what a handler meets while its JVM ends says nothing about an event.
+"""Whether Spark, and the query, are still there: what a handler meets while one of them ends says nothing about an event.
 
-A call that was under way fails in a way of its own: as an error of py4j without words, as the end of a file, as rows that break off. So the
-JVM itself is asked after an error, whatever it was.
+A call that was under way fails in a way of its own: as an error of py4j without words, as the end of a file, as rows that break off, as an
+interrupted read. So the JVM itself is asked after an error, whatever it was.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pyspark.sql import SparkSession
 
 from checkpoint.errors import SparkGone
-from deadletter.outage import NO_ANSWER, STOPPED, is_gone
+from deadletter.outage import NO_ANSWER, QUERY_STOPPED, STOPPED, is_gone
 from dedup.spark.session import JavaError
 
 
 @contextlib.contextmanager
-def answering(session: SparkSession) -> Iterator[None]:
-    """Raise SparkGone in place of any error of the block where Spark has ended."""
+def answering(session: SparkSession, is_over: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Raise SparkGone in place of any error of the block where Spark has ended, or the query, of which `is_over` tells."""
     try:
         yield
     except SparkGone:
@@ -26,6 +26,8 @@ def answering(session: SparkSession) -> Iterator[None]:
     except Exception as error:
         if (why := _ended(session)) is not None:
             raise SparkGone(why) from error
+        if is_over():
+            raise SparkGone(QUERY_STOPPED) from error
         raise
 
 

@@ -124,7 +124,7 @@ class SparkBatch:
             with answers(), features.setting(session, AS_GIVEN):
                 rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**OUR_FILES)
-            yield EvaluatedInScratch(whole.parquet(folder))
+            yield EvaluatedInScratch(SparkFrames(session, lambda: self.is_over, in_tasks=True), whole.parquet(folder))
 
     def _in_memory(self, prepare: Prepare) -> EvaluatedInMemory | None:
         found = plan(self._batch, prepare)
@@ -133,7 +133,8 @@ class SparkBatch:
             return None
         late = None if found.parts else found.spec
         table = found.finish(table) if late is None else prepare_keys(table, late, beside=table.num_rows >= MANY)
-        return EvaluatedInMemory(self._batch.sparkSession, table if prepare.positions else numbered(table), found.schema, late)
+        frames = SparkFrames(self._batch.sparkSession, lambda: self.is_over, in_tasks=False)
+        return EvaluatedInMemory(frames, table if prepare.positions else numbered(table), found.schema, late)
 
     def collect(self, rows: DataFrame) -> pa.Table | None:
         """The rows on the driver; None where they are too large for it, or Spark refuses because they are.
@@ -182,13 +183,12 @@ def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> 
 class EvaluatedInMemory:
     """Rows on the driver as Arrow; frames are local relations of them."""
 
-    def __init__(self, session: SparkSession, table: pa.Table, schema: StructType, late: Prepare | None = None) -> None:
-        self._session, self._table = session, table
+    def __init__(self, frames: SparkFrames, table: pa.Table, schema: StructType, late: Prepare | None = None) -> None:
+        self._frames, self._session, self._table = frames, frames.session, table
         self._late = late  # how to compute the columns that are not there yet
         if late is not None and PAYLOAD_HASH in table.column_names:
             self._table, self._hashes = table.drop_columns([PAYLOAD_HASH]), np.asarray(table[PAYLOAD_HASH])
         self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
-        self._frames = SparkFrames(session, in_tasks=False)
         self._expected: tuple[Ints, DataFrame, pa.Table] | None = None
 
     @property
@@ -235,9 +235,9 @@ class EvaluatedInMemory:
 class EvaluatedInScratch:
     """Rows in Parquet files; only positions and keys come to the driver."""
 
-    def __init__(self, rows: DataFrame) -> None:
+    def __init__(self, frames: SparkFrames, rows: DataFrame) -> None:
+        self.frames: Frames = frames
         self._rows, self._session = rows, rows.sparkSession
-        self.frames: Frames = SparkFrames(self._session, in_tasks=True)
         table = features.to_arrow(rows.select(*index_columns(rows.columns), "_payload_hash", ROW))
         self._ids: Ints = table[ROW].to_numpy()
         self._hashes: Ints = table["_payload_hash"].to_numpy()
@@ -288,8 +288,8 @@ def _is_frame(rows: object) -> bool:
 class SparkFrames:
     """What `Tx` needs of DataFrames, on classic Spark and on Spark Connect."""
 
-    def __init__(self, session: SparkSession, *, in_tasks: bool) -> None:
-        self._session, self._in_tasks = session, in_tasks
+    def __init__(self, session: SparkSession, is_over: Callable[[], bool], *, in_tasks: bool) -> None:
+        self.session, self._is_over, self._in_tasks = session, is_over, in_tasks
         self._origins: tuple[Origin, ...] = ()
 
     def remember(self, frame: DataFrame, table: pa.Table) -> None:
@@ -319,13 +319,13 @@ class SparkFrames:
 
     def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
         names = {c: f"_parked_{c}" for c in positions.column_names}
-        parked = features.create(self._session, positions.rename_columns(list(names.values())))
+        parked = features.create(self.session, positions.rename_columns(list(names.values())))
         same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
         return rows.join(F.broadcast(parked), on=same, how="left_anti")
 
     def answering(self) -> AbstractContextManager[None]:
-        """Spark has to be there after an error, or it says nothing."""
-        return answering(self._session)
+        """Spark and the query have to be there after an error, or it says nothing."""
+        return answering(self.session, self._is_over)
 
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""

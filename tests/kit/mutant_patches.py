@@ -528,6 +528,13 @@ MUTANTS = (
         "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
     ),
     Mutant(
+        "an error of the handler counts although its query was stopped",
+        "dedup/spark/answering.py",
+        "        if is_over():\n",
+        "        if False:\n",
+        "tests/spark/test_stopped_query.py::test_what_a_handler_raises_after_its_query_was_stopped_says_nothing",
+    ),
+    Mutant(
         "the batch of a stopped query is tried for as long as an outage lasts",
         "deadletter/outage.py",
         "        while not is_over():\n",

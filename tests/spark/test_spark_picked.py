@@ -88,7 +88,7 @@ def test_what_is_left_after_a_rejection_is_what_spark_would_answer(origin: tuple
     from dedup.spark.batch import SparkFrames
 
     orders, table = origin
-    frames = SparkFrames(orders.sparkSession, in_tasks=False)
+    frames = SparkFrames(orders.sparkSession, lambda: False, in_tasks=False)
     frames.remember(orders, table)
     left = frames.without(orders, pa.table({"n": pa.array(list(parked), pa.int64())}))
     left = frames.without(left, pa.table({"n": pa.array([4], pa.int64())}))

@@ -137,3 +137,30 @@ def test_a_stopped_query_tries_its_batch_no_longer(spark: SparkSession, place: P
     while not ended and time.monotonic() < until:
         time.sleep(0.05)
     assert [type(error) for error in ended] == [SparkGone] and letters(place.store()) == []
+
+
+def failing_once_it_is_stopped(made: Consumer, mark: Path, seconds: float) -> None:
+    """What it was doing broke off, whatever it was."""
+
+    @made.foreach_batch
+    def load(rows: Any, tx: Any) -> None:
+        mark.touch()
+        until = time.monotonic() + PATIENCE
+        while not (mark.parent / "stopped").exists() and time.monotonic() < until:
+            time.sleep(0.02)
+        raise ValueError("broken off")
+
+
+@pytest.mark.parametrize("place", BOTH, indirect=True)
+def test_what_a_handler_raises_after_its_query_was_stopped_says_nothing(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """The only event is not at fault, whatever the handler says once nobody waits for it."""
+    (tmp_path / "landing").mkdir()
+    pq.write_table(batch(*orders([0])), tmp_path / "landing/0.parquet")
+    ended: list[Exception] = []
+    query = started(spark, place, tmp_path, failing_once_it_is_stopped, 0.0, ended)
+    query.stop()
+    (tmp_path / "stopped").touch()
+    until = time.monotonic() + PATIENCE
+    while not ended and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [type(error) for error in ended] == [SparkGone] and "query was stopped" in str(ended[0]) and letters(place.store()) == []

@@ -495,6 +495,9 @@ def test_what_a_udf_raises_is_judged_as_what_a_handler_raises(raised: str, found
     [
         ("[SPARK_JOB_CANCELLED] Job 1 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA", True),
         ("Job 1 cancelled part of cancelled job group 8a", True),
+        ("java.nio.channels.ClosedByInterruptException\n\tat java.base/java.nio", True),
+        ("java.io.InterruptedIOException: Call interrupted", True),
+        ("java.net.SocketTimeoutException: Read timed out", False),
         ("Job 1 cancelled because SparkContext was shut down", False),
         ("Job aborted due to stage failure", False),
     ],
