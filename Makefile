@@ -55,10 +55,11 @@ bench: java $(VENV)/.jars ## Measure side by side with the usual ways, write ben
 bench-smoke: java $(VENV)/.jars ## Measure a little: has anything become much slower?
 	@$(BIN)/python -m benchmarks.smoke
 
-bench-growth: java $(VENV)/.jars ## Measure batches, starts and packed tables beside 1 M to 100 M reservations (BENCH_ARGS="delta --reservations 1000000 10000000": batches), draw growth.svg
+bench-growth: java $(VENV)/.jars ## Measure batches, starts, packed tables and purges beside 1 M to 100 M reservations (BENCH_ARGS="delta --reservations 1000000 10000000": batches), draw growth.svg
 	@$(BIN)/python -m benchmarks.growth --keep $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,@$(BIN)/python -m benchmarks.restart --keep)
 	$(if $(BENCH_ARGS),,@$(BIN)/python -m benchmarks.packed --keep)
+	$(if $(BENCH_ARGS),,@$(BIN)/python -m benchmarks.purges --keep)
 	@$(BIN)/python -m benchmarks.plot
 
 release: java $(VENV)/.ready ## Build sdist and wheel into dist/, check them, and run README's program and the demo from the wheel in empty environments (EVENTS=20000)

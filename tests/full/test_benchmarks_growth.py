@@ -98,6 +98,21 @@ def test_packed_keys_are_measured_beside_rows(postgres: str) -> None:
     assert told[0].ours < told[0].other / 2
 
 
+@pytest.mark.delta
+def test_batches_beside_an_upkeep_are_verified(postgres: str, tmp_path: Path) -> None:
+    """`benchmarks.purges` at a tiny size: each round forgets one portion of keys, batches run beside it, and a key too few is seen."""
+    from benchmarks import purges
+
+    sizes = purges.Purges(3000, 1000, events=40, rounds=2, batches=2)
+    for measures, seconds in (purges.on_postgres(postgres, sizes), purges.on_delta(tmp_path, sizes)):
+        (measure,) = measures
+        store, name = measure.measure.split("/")
+        assert (name, measure.unit, measure.better) == ("purge_beside", "s", "lower")
+        assert len(seconds[f"{store}, alone"]) == 4 and len(seconds[f"{store}, beside"]) >= 2 == len(seconds[f"{store}, the upkeep itself"])
+    with purges.closing(purges.delta.store(tmp_path)) as store, pytest.raises(AssertionError, match="keys of each portion"):
+        purges._verify(store, sizes._replace(rounds=1), 3)
+
+
 def test_a_measured_start_knows_all_keys(benchmarks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`benchmarks.restart` at a tiny size: the starts answer right with files and without, and the value stands in `ratio`."""
     from benchmarks import restart
