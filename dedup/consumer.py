@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +51,7 @@ from dedup.pipeline.handlers import (
 from dedup.pipeline.registered import Registered
 from dedup.pipeline.report import OnBatch, Report, tell
 from dedup.pipeline.tx import Handler
+from dedup.pipeline.upkeep import OwnUpkeep, by_hand
 from dedup.settings import CONSUMER, Limits, Takeover, hints, horizon, mapping, names_of
 
 log = logging.getLogger("dedup")
@@ -137,6 +139,9 @@ class Consumer(Registered):
             refuse_coroutine(self.failure.on_parked, "on_parked")
         self.on_failure = OwnPolicy.of(self.failure, self.identity)
         self.reprocess_within = horizon(self.limits.retention, self.limits.reprocess_within)
+        self._retention = None if self.limits.retention is None else given.to_timedelta(self.limits.retention)
+        if self.limits.upkeep and self._retention is not None:
+            store.upkeep_turn(name, self._retention)  # refused now where there is none
         self.on_key_conflict: OnKeyConflict = on_key_conflict
         self.decode, self.positions, self.source, self.part = decode, positions, source, part
         self.incarnation, self.query, self.on_batch = incarnation, query, on_batch
@@ -150,10 +155,19 @@ class Consumer(Registered):
     def _begin_anew(self) -> None:
         self._live: Live | None = None
         self._hinted = False
+        self._upkeep = self._own_upkeep()
         self._marker = CrashMarker(lambda: self.store.crash_marker(self.name), lambda text: self.store.set_crash_marker(self.name, text))
 
+    def _own_upkeep(self) -> OwnUpkeep | None:
+        """What `Limits(upkeep=True)` asks for. It ends with this object, or with the interpreter."""
+        if not self.limits.upkeep or self._retention is None:
+            return None
+        made = OwnUpkeep(self.name, partial(self.store.upkeep_turn, self.name, self._retention), by_hand(self._retention))
+        weakref.finalize(self, made.stop)
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
-        here = ("_live", "_marker", "_hinted")
+        here = ("_live", "_marker", "_hinted", "_upkeep")
         own = {name: value for name, value in self.__dict__.items() if name not in here}
         return {**own, "_inline": None}
 
@@ -179,6 +193,29 @@ class Consumer(Registered):
         """
         given.check(DISPATCH_TO, {"destination": destination, "timeout": timeout}, "dispatch_to")
         self.destination, self.send_timeout, self._inline = destination, given.to_seconds(timeout), None
+
+    def _after_batch(self) -> None:
+        """Begin a turn of the upkeep that `Limits(upkeep=True)` asks for, where one is due. Returns at once, and raises nothing."""
+        if self._upkeep is not None:
+            self._upkeep.after_batch()
+
+    def _stop_upkeep(self) -> None:
+        """End the upkeep that `Limits(upkeep=True)` does now, within some seconds. A later batch begins it again.
+
+        `run`, and the end of the process, do that by themselves. Crash: each portion is done or not; the next turn goes on.
+        """
+        if self._upkeep is not None:
+            self._upkeep.stop()
+
+    def _tell_retention(self) -> None:
+        """Note in the store what `Limits(retention=)` says, where consumers share its tables. Called before the first batch of a start.
+
+        Raises:
+            StoreError: the store failed.
+
+        Crash: it is noted or not.
+        """
+        self.store.tell_retention(self.name, self._retention, upkeep=self.limits.upkeep)
 
     def send_messages(self) -> None:
         """Send what waits in the outbox to the destination of `dispatch_to`. Raises no error of a destination or of the store."""
@@ -265,6 +302,7 @@ class Consumer(Registered):
         report = self._through_outages(job, batch, run)
         with company.sending(self.name):
             self.send_messages()
+        self._after_batch()
         assert self._live is not None
         points = {partition: point.sequence_number for partition, point in self._live.head.checkpoints.items()}
         seconds = time.monotonic() - started
@@ -310,6 +348,7 @@ class Consumer(Registered):
         if live is None or live.run_key != batch.run_key:
             self._check(job, batch, tasks, head)
             live = Live(batch.run_key, take_epoch(self.store, self.name, batch.run_key, self._patience, force=self.takeover.now))
+            self._tell_retention()
             self._live = live
             head = self.store.head(self.name)
         guards.refuse_older(head, live.head)
@@ -366,6 +405,7 @@ class Consumer(Registered):
                 raise
             finally:
                 query.stop()
+                self._stop_upkeep()
         self.store.publish(self.name)
 
     def job(self) -> Job:
@@ -388,6 +428,9 @@ class Consumer(Registered):
             scratch=self.scratch,
             collect=self.limits.collect,
             send_messages=self.send_messages,
+            tell_retention=self._tell_retention,
+            after_batch=self._after_batch,
+            stop_upkeep=self._stop_upkeep,
             on_batch=self.on_batch,
         )
 

@@ -62,13 +62,20 @@ class Limits:
     `reprocess(from_log=True)` read. Only positions and keys come. Letters come from the store, and pass the driver in parts of at most 64
     MiB."""
     retention: given.Duration | None = None
-    """A timedelta or seconds: the age at which you purge reservations. It purges nothing itself. None: you never purge."""
+    """A timedelta or seconds: how long reservations are kept at least. What purges them is `dedup upkeep`, or `upkeep=True`. None: for
+    ever."""
+    upkeep: bool = False
+    """True: the consumer's process carries `retention` out by itself, in a thread beside its batches, in small portions."""
     reprocess_within: given.Duration | None = None
     """A timedelta or seconds: older dead letters are not reprocessed. At most `retention`, which is the default."""
 
     def __post_init__(self) -> None:
         given.check_fields(LIMITS, self, "Limits")
         horizon(self.retention, self.reprocess_within)
+        if self.upkeep and self.retention is None:
+            raise ConfigError(
+                "Limits(upkeep=True) carries a retention out: give it, as in Limits(retention=timedelta(days=30), upkeep=True)."
+            )
 
 
 TAKEOVER: given.Settings = {"after": given.duration("60.0"), "now": given.flag("True")}
@@ -80,6 +87,7 @@ LIMITS: given.Settings = {
     "scratch": given.path("a folder", '"/mnt/scratch"').or_none,
     "collect": given.flag("False"),
     "retention": given.duration("timedelta(days=30)", most=given.OLDEST).or_none,
+    "upkeep": given.flag("True"),
     "reprocess_within": given.duration("timedelta(days=7)", most=given.OLDEST).or_none,
 }
 """What `Limits` takes."""

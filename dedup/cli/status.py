@@ -126,6 +126,11 @@ def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:
         yield Warned(one.damage, command("verify", name))
     if one.outbox.dead:
         yield Warned(f"{one.outbox.dead} messages cannot be sent", command("outbox", "list", name, "--state", "DEAD"))
+    if one.holds_up:
+        yield Warned(
+            "it told no retention, so nothing is purged by itself; start it with Limits(retention=...), or delete it",
+            command("consumer", "delete", name),
+        )
     for far in one.lags or ():
         if far.lost:
             yield Warned(f"the log no longer has {far.lost} positions of {far.partition}", command("consumer", "lag", name))

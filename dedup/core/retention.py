@@ -9,10 +9,10 @@ PostgreSQL computes the same in `purge_bounds` (sql/postgres/0002_reservations.s
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from checkpoint.errors import DedupError, StoreUnavailable
 from checkpoint.head import Checkpoint
@@ -50,6 +50,24 @@ class Remains:
     where: str
     until: dt.datetime | None  # aware: from then on it can be removed; None: no time is known
     then: str  # what removes it
+
+
+class UpkeepTurn(Protocol):
+    """One turn of the upkeep that a consumer's own process does, on connections of its own."""
+
+    kept: tuple[str, ...]  # once the portions are done: why less was forgotten than the retention says
+
+    def portions(self) -> Generator[str, None, None]:
+        """Do one portion after another, each in a transaction of its own; of each what it did. Close it to let go of everything.
+
+        Raises:
+            DedupError: a portion failed; those before it are done.
+
+        Crash: each portion is done or not; the next turn goes on, of whatever process.
+        """
+
+    def stop(self) -> None:
+        """End the portion that runs now as soon as that can be done. Called by another thread."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dedup.core.rows import Rows
 if TYPE_CHECKING:
     from dedup.core.deletion import Deletion
     from dedup.core.messages import Messages, Outbox
-    from dedup.core.retention import Remains, Upkept
+    from dedup.core.retention import Remains, UpkeepTurn, Upkept
     from dedup.core.steps import Merge, Step
 
 
@@ -140,6 +140,19 @@ class Store(LetterStore, Protocol):
         Args:
             although_behind: consumers that count as having read everything.
         """
+
+    def tell_retention(self, consumer: str, retention: dt.timedelta | None, *, upkeep: bool) -> None:
+        """Note how long this consumer needs its reservations (None: for ever), where others share its tables.
+
+        Args:
+            upkeep: whether its own processes carry it out.
+        """
+
+    def upkeep_turn(self, consumer: str, retention: dt.timedelta) -> UpkeepTurn:
+        """What the consumer's own process does for its upkeep. Begins nothing yet. Raises ConfigError where this store has none."""
+
+    def holding_up(self) -> list[str]:
+        """Consumers that have not told their retention, while another one's own upkeep waits for that. Empty where none shares tables."""
 
     def delete_consumer(
         self, consumer: str, *, although_running: bool = False, although_waiting: bool = False, dry_run: bool = False, by: str, reason: str

@@ -40,9 +40,10 @@ class States:
         self._keys_folder = default if keys_folder is None else Path(keys_folder).expanduser().absolute()
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}
+        self.tidied: dict[str, float] = {}  # consumer -> when this process has looked for files that nobody needs; monotonic seconds
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_states": {}, "_turns": {}}
+        return {**self.__dict__, "_states": {}, "_turns": {}, "tidied": {}}
 
     def of(self, consumer: str) -> ConsumerState:
         """The state of a consumer as of the last look."""

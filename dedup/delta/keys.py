@@ -149,7 +149,7 @@ class KeyIndex:
         if over and self._joining is not None:
             self._joining.abandon()
             self._joining = None
-        held = [SortedRun(rows) for run in over for rows in self._merged([run], len(run) // SLICE_ROWS + 1)]
+        held = [SortedRun(rows) for run in over if HELD in run.days for rows in self._merged([run], len(run) // SLICE_ROWS + 1)]
         self._gone += [run.name for run in over if run.name is not None]
         self._stored = [run for run in self._stored if run not in over]
         for run in held:

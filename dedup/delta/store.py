@@ -13,9 +13,8 @@ import importlib
 import logging
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.letter import HISTORY
 from deadletter.selection import Selection
-from dedup.core.retention import PurgeBound, Remains, Upkept, alone, bounded, purge_messages
+from dedup.core.retention import Remains
 from dedup.core.settings import DELTA_STORE
 from dedup.delta import erasure, letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
@@ -41,9 +40,10 @@ from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, absolute, options_of, require_put_if_absent, require_spark_may_commit, safe_name
+from dedup.delta.storage import SPARK, StorageOptions, absolute, options_of, require_put_if_absent, require_spark_may_commit
+from dedup.delta.tending import Tending, midnight
 from dedup.delta.transaction import DeltaTransaction
-from dedup.delta.upkeep import acceptance, amendment, purging
+from dedup.delta.upkeep import acceptance, amendment
 from dedup.delta.verify import problems, require_letters
 from dedup.delta.writing import Context
 
@@ -71,10 +71,6 @@ STEPS = {
 
 def _noop(_name: str) -> None:
     pass
-
-
-def _midnight(day: dt.date) -> dt.datetime:
-    return dt.datetime.combine(day, dt.time(), dt.UTC)
 
 
 class Joins:
@@ -161,7 +157,7 @@ class Joins:
         return self._heartbeat(consumer).beating(epoch, every)
 
 
-class DeltaStore(Joins, Deleting):
+class DeltaStore(Joins, Deleting, Tending):
     """State in Delta tables below `path`. Sinks are any Delta tables. One ledger commit decides each chunk.
 
     Args:
@@ -333,85 +329,6 @@ class DeltaStore(Joins, Deleting):
             return
         self._states.commit_planned(consumer, plan)
 
-    def purge_bound(self, consumer: str, before: dt.date) -> PurgeBound | None:
-        """Up to where a purge with this day goes at most. None where the consumer has decided nothing.
-
-        That is the day itself, or as long before the time of the log that the consumer has reached as the day is before now.
-        """
-        with self._states.existing(consumer) as state:
-            reached = verify.reached(state)
-        return bounded(consumer, reached, _midnight(before), dt.datetime.now(dt.UTC)) if reached else None
-
-    def purge(self, consumer: str, before: dt.date, *, by: str, reason: str, although_behind: bool = False) -> None:
-        """Drop reservations that were decided before that UTC day, or before `purge_bound` if that is earlier; the log says so then.
-
-        Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes forget
-        those keys at their next look. Of a purge up to a day after today, rows of today stay until a later purge, and do not count.
-
-        Args:
-            although_behind: purge up to that day, however far the consumer is.
-
-        Crash: nothing is purged, or no process knows those keys any more; the next purge drops rows that this one has left.
-        """
-        if not although_behind and (bound := self.purge_bound(consumer, before)):
-            if told := bound.told(_midnight(before)):
-                log.warning("Purging reservations: %s", told)
-            before = bound.bound.date()
-        with self._states.existing(consumer) as state:
-            floors = verify.floors(state, before)
-        decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
-        self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
-        with state.lock:
-            state.ledger.drop_reservations(min(before, decided))
-
-    def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
-        """Forget reservations and sent messages that are older than that, and `maintain` each consumer.
-
-        For a scheduler, once a day. Running consumers go on.
-
-        Args:
-            although_behind: consumers that count as having read everything.
-            dry_run: say what would be done.
-
-        Crash: each step is a decision of its own, and the next upkeep goes on.
-        """
-        before = dt.datetime.now(dt.UTC) - retention
-        lines = [
-            alone(Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
-            for name in self.consumers()
-        ]
-        return [*lines, *purge_messages(self, before, dry_run=dry_run)]
-
-    def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
-        bound = None if although_behind else self.purge_bound(consumer, before)
-        told, day = (bound.told(_midnight(before)), bound.bound.date()) if bound else (None, before)
-        with self._states.existing(consumer) as state:
-            count = state.ledger.count_reservations(day)
-        if count and not dry_run:
-            self.purge(consumer, day, by="upkeep", reason=f"older than {before}", although_behind=True)
-        if not dry_run:
-            self.maintain(consumer)
-        return Upkept("reservations", consumer, count, (told,) if told else ())
-
-    def maintain(self, consumer: str) -> None:
-        """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
-
-        On object storage it also deletes copies of files of keys that no process needs.
-
-        It deletes only files that are older than a week, and those that left these tables and the outbox as long ago as they say. A running
-        consumer rewrites small files by itself.
-
-        Crash: no row changes; the next one goes on.
-        """
-        with self._states.existing(consumer) as state:
-            needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-            # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
-            upkeep.everything((state.ledger.uri, state.letters_uri), self._states.engine, full=not state.pending)
-            upkeep.expire(state.outbox_uris(), self._states.engine)
-            if state.keys.copies is not None:
-                state.keys.copies.clean()
-            upkeep.clear_staged(self.path, self.storage_options, safe_name(consumer), needed, dt.datetime.now(dt.UTC))
-
     def views(self, spark: Any) -> list[str]:
         """Temporary views of the state as of now; returns their names: dedup_checkpoints, dedup_batches, dedup_reservations,
         dedup_dead_letters, dedup_letter_history, dedup_blocked_sequences.
@@ -506,7 +423,7 @@ class DeltaStore(Joins, Deleting):
         """The first UTC day of which reservations are kept."""
         with self._states.caught_up(consumer) as state:
             day = state.ledger.reserved_since()
-        return None if day is None else _midnight(day)
+        return None if day is None else midnight(day)
 
     def unpublished_since(self, consumer: str) -> dt.datetime | None:
         """When the first batch was committed that a sink does not show yet."""

@@ -64,17 +64,6 @@ def after_decision(seq: int, uris: Iterable[str], engine: Engine) -> None:
             vacuum(uri, engine, full=False)
 
 
-def everything(uris: Iterable[str], engine: Engine, *, full: bool) -> None:
-    """What a person asks for: few files, and none that nobody needs. Crash: no row changes; the next one goes on.
-
-    Args:
-        full: also files that never came into a table.
-    """
-    for uri in uris:
-        compact(uri, engine)
-        vacuum(uri, engine, full=full)
-
-
 def expire(uris: Iterable[str], engine: Engine) -> None:
     """Delete files that left these tables longer ago than their retention. Crash: some are deleted."""
     for uri in uris:

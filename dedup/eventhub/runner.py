@@ -201,6 +201,7 @@ class Runner:
 
     def _leave(self) -> None:
         self._worker.shutdown()
+        self._job.stop_upkeep()
         try:
             if self._member.epoch:
                 self._member.leave()

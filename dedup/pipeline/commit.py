@@ -81,8 +81,8 @@ class Policy:
         return replace(self, on_failure=replace(self.on_failure, budget=None), marker=untried())
 
 
-def nothing_to_send() -> None:
-    """No destination is registered."""
+def nothing() -> None:
+    """What a consumer does where nothing is asked for."""
 
 
 def known_head(store: Store, name: str, settings: Mapping[str, str]) -> Head:
@@ -110,7 +110,10 @@ class Job:
     reprocess_within: dt.timedelta | None = None
     scratch: str | None = None
     collect: bool = True  # whether rows that Spark reads may come to the driver
-    send_messages: Callable[[], None] = nothing_to_send  # those that a batch has published, where there is a destination
+    send_messages: Callable[[], None] = nothing  # those that a batch has published, where there is a destination
+    tell_retention: Callable[[], None] = nothing  # before the first batch
+    after_batch: Callable[[], None] = nothing  # begins the upkeep that the consumer does by itself
+    stop_upkeep: Callable[[], None] = nothing
     on_batch: OnBatch | None = None
 
     def prepare(self, head: Head) -> Prepare:

@@ -99,6 +99,7 @@ class Member:
         head = job.store.join(
             self.name, holder, takeover_after=job.takeover_after, force=job.takeover, on_wait=lambda *what: self._tell(*what)
         )
+        job.tell_retention()
         self.epoch = head.epoch
         log.info("%s: joined epoch %d", self.name, self.epoch, extra={"epoch": self.epoch})
 
@@ -174,6 +175,7 @@ class Member:
             report += retrying(lambda trying=trying: outage.with_replanning(trying))
         with company.sending(self.name):
             job.send_messages()
+        job.after_batch()
         if report.dead_lettered:
             log.warning("%s: parked %d; `dedup dead-letter group` says why", what, report.dead_lettered)
         points, seconds = {assignment.partition: assignment.reached}, time.monotonic() - started

@@ -47,12 +47,10 @@ from dedup.postgres.epoch import (
 )
 from dedup.postgres.key_filter import KnownFilter
 from dedup.postgres.outbox import PgOutbox, remains
+from dedup.postgres.tending import TABLES, PgTending
 from dedup.postgres.transaction import LettersTransaction, PgTransaction
 
 log = logging.getLogger("dedup")
-
-_TABLES = 30
-"""Tables of reservations that an upkeep keeps: each one costs every batch two locks, and a purge gives up a whole one."""
 
 _OF_A_TASK = 4
 """There may be many processes of tasks on a host: each takes so much less memory for its filter."""
@@ -263,7 +261,7 @@ class Joins:
         return beating(self.dsn, self._sql, consumer, epoch, every, run_id)
 
 
-class PostgresStore(Reads, Joins, Deletes):
+class PostgresStore(Reads, Joins, Deletes, PgTending):
     """State and sinks in one PostgreSQL database (14 or newer). One transaction commits each chunk.
 
     Args:
@@ -526,7 +524,7 @@ class PostgresStore(Reads, Joins, Deletes):
             connection.execute(self._sql["close_reservations"], {})
         return str(name)
 
-    def pack_reservations(self, *, patience: float = upkeep.PATIENCE, portion: int = upkeep.PACKED_AT_ONCE) -> int:
+    def pack_reservations(self, *, patience: float = upkeep.PATIENCE, portion: int = upkeep.PACKED_AT_ONCE, rest: float = 0.0) -> int:
         """Pack the tables of reservations that take no new ones: 27 to 31 bytes for a key in place of 94. Returns how many were packed.
 
         Works in steps, each a transaction of its own. Neither a batch nor a letter waits for them; they wait for open transactions.
@@ -534,11 +532,12 @@ class PostgresStore(Reads, Joins, Deletes):
         Args:
             patience: seconds to wait for open transactions.
             portion: keys that are packed in one step. A large table is packed in 16 steps at most, each of which reads all of it.
+            rest: pause after each step, times what the step took: batches beside it are disturbed less. `upkeep` gives 3.
 
         Crash: each key is in the rows or in the pages that are asked, and the next call goes on with the step that was not committed.
         """
         with self._connection("Packing reservations") as connection:
-            return upkeep.pack(connection, self._sql, patience, portion)
+            return upkeep.pack(connection, self._sql, patience, portion, rest)
 
     def purge_bounds(self, before: dt.datetime) -> list[PurgeBound]:
         """For each consumer that has decided anything, up to where a purge with this time goes at most.
@@ -593,9 +592,9 @@ class PostgresStore(Reads, Joins, Deletes):
         if dry_run:
             count, packed = (self._asked(name, before=before, although_behind=list(although_behind)) for name in ("purgeable", "packable"))
         else:
-            if self._asked("rotation_due", age=retention / _TABLES):
+            if self._asked("rotation_due", age=retention / TABLES):
                 self.rotate_reservations()
-            count, packed = self._purge(before, although_behind, upkeep.PATIENCE), self.pack_reservations()
+            count, packed = self._purge(before, although_behind, upkeep.PATIENCE), self.pack_reservations(rest=upkeep.REST)
         done = [Upkept("tables of reservations", "", count, told), Upkept("packed tables", "", packed)]
         return [*done, *purge_messages(self, before, dry_run=dry_run)]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -164,19 +164,28 @@ def words_of(keys: Keys) -> tuple[Words, Words]:
     return halves["high"].astype(np.uint64), halves["low"].astype(np.uint64)
 
 
-def make(connection: Connection, sql: Statements, number: int, about: int) -> Bloom:
+def make(connection: Connection, sql: Statements, number: int, about: int, pause: Callable[[], None] = lambda: None) -> Bloom:
     """A filter of the keys of this packed table. Raises psycopg.Error.
 
     Args:
         about: how many keys that are.
+        pause: called after each portion of them.
     """
+    bloom = next(parts := growing(connection, sql, number, about))
+    for _ in parts:  # the same one, with more keys
+        pause()
+    return bloom
+
+
+def growing(connection: Connection, sql: Statements, number: int, about: int) -> Iterator[Bloom]:
+    """As `make`, one portion of keys after another: the filter has all keys when nothing more comes."""
     capacity = max(1, int(about * _LESS))
     while memory(capacity) > LARGEST:
         capacity //= 2
-    bloom = Bloom(capacity)
+    yield (bloom := Bloom(capacity))
     for some in keys_in_pages(connection, sql, number):
         bloom.add(*words_of(some))
-    return bloom
+        yield bloom
 
 
 def keep(connection: Connection, sql: Statements, number: int, bloom: Bloom) -> str:

@@ -51,6 +51,7 @@ class Standing:
     damage: str | None = None  # in which the message names the command
     reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
     unpublished_since: dt.datetime | None = None  # when the first batch was committed that a sink does not show
+    holds_up: bool = False  # it has not told its retention, and another one's own upkeep waits for that
     now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
     @property
@@ -92,6 +93,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         damage=_damage(store, name),
         reserved_since=store.reserved_since(name),
         unpublished_since=store.unpublished_since(name),
+        holds_up=name in store.holding_up(),
     )
 
 

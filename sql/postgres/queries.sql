@@ -272,6 +272,10 @@ where a.pid = %(pid)s and a.backend_start = %(start)s and a.backend_xid = (%(xid
 -- Reads a setting.
 select current_setting('lock_timeout');
 
+-- name: set_session
+-- Set one parameter for a session of our own.
+select set_config(%(name)s, %(value)s, false);
+
 -- name: set_local
 -- Change a setting until the end of the transaction.
 -- Local: a pooled session never carries it into somebody else's transaction.
@@ -1258,6 +1262,49 @@ select {schema}.drop_purged_reservations();
 -- How many tables were given up, and not dropped yet.
 -- One snapshot.
 select count(*) from {schema}.reservation_generation where purged_at is not null and dropped_at is null;
+
+-- name: tell_retention
+-- Note how long a consumer needs its reservations, where it has told another time before.
+-- Its own row, which no batch locks. Shares the key of the consumer's row, as a batch does.
+insert into {schema}.consumer_retention as r (consumer_id, retention, upkeep)
+select id, %(retention)s, %(upkeep)s from {schema}.consumer where name = %(consumer)s
+on conflict (consumer_id) do update set retention = excluded.retention, upkeep = excluded.upkeep, told_at = clock_timestamp()
+where (r.retention, r.upkeep) is distinct from (excluded.retention, excluded.upkeep);
+
+-- name: common_retention
+-- The longest retention of all consumers, and the names of those that have told none.
+-- One snapshot.
+select retention, unsaid from {schema}.common_retention();
+
+-- name: holding_up
+-- Consumers that have told no retention, while another one's own upkeep waits for that.
+-- One snapshot.
+select unnest(unsaid) from {schema}.common_retention() where exists (select from {schema}.consumer_retention where upkeep);
+
+-- name: take_upkeep
+-- Take the turn of a consumer's own upkeep for this session; returns whether nobody else has it.
+-- Never waits. It ends with the session.
+select pg_try_advisory_lock({schema}.upkeep_lock());
+
+-- name: outbox_purge_some
+-- Delete some messages that were sent or discarded before a time; how many.
+-- Nobody looks at these any more. A row that a purge beside it deletes is waited for, and then skipped.
+with rows as (
+    delete from {schema}.outbox where number in (
+        select number from {schema}.outbox
+        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s
+        limit %(most)s
+    )
+    returning number
+), pages as (
+    delete from {schema}.outbox_page where page in (
+        select page from {schema}.outbox_page
+        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and sent_at < %(before)s
+        limit %(most)s / 100
+    )
+    returning messages
+)
+select (select count(*) from rows) + (select coalesce(sum(messages), 0)::int8 from pages);
 
 -- name: partition_owners
 -- Who owns the partitions of a consumer group, and since when.

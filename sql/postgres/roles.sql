@@ -78,14 +78,14 @@ begin
     -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
     grant execute on function {schema}.reservation_lock(), {schema}.close_reservations(), {schema}.filter_is_whole(int),
         {schema}.hash_in_page(bytea, bytea, uuid), {schema}.key_head(uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),
-        {schema}.purge_bounds(timestamptz), {schema}.guard_transaction(uuid),
+        {schema}.purge_bounds(timestamptz), {schema}.common_retention(), {schema}.upkeep_lock(), {schema}.guard_transaction(uuid),
         {schema}.claim_unowned(text, text, text, text[], text[], text[]) to dedup_run;
 
     -- dedup_read is for dashboards: no keys, no reasons, no texts of errors, no bodies, no headers, no messages, no history of edits.
     grant select on {schema}.consumer, {schema}.heartbeat, {schema}.member, {schema}.topic, {schema}.checkpoint,
         {schema}.partition_claim, {schema}.batch, {schema}.reservation_generation, {schema}.reservation_phase, {schema}.reservation_floor, {schema}.letter_count,
         {schema}.publish_destination, {schema}.publisher_lane, {schema}.partition_owner, {schema}.schema_version,
-        {schema}.sink, {schema}.letter_age to dedup_read;
+        {schema}.sink, {schema}.consumer_retention, {schema}.letter_age to dedup_read;
     grant select (consumer_id, seq, attempt, settings, query_id, batch_id, batch_ended, gap_accepted, spent, written_by, epoch, generation, recorded,
         reserved_in, page) on {schema}.progress to dedup_read;
     grant select (id, consumer, source, topic, incarnation, partition, sequence_number, part, enqueued_time, kind, error_type, fingerprint, attempts,
@@ -99,7 +99,7 @@ begin
         on {schema}.publisher to dedup_read;
     grant select (namespace, hub, consumer_group, partition_id, sequence_number, event_offset, modified_at, set_by)
         on {schema}.processor_checkpoint to dedup_read;
-    grant execute on function {schema}.purge_bounds(timestamptz) to dedup_read;
+    grant execute on function {schema}.purge_bounds(timestamptz), {schema}.common_retention() to dedup_read;
     -- Whoever may ask whether a key is reserved can try keys that he guesses.
     revoke execute on function {schema}.is_reserved(int, uuid) from public, dedup_read;
 

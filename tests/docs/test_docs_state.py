@@ -61,7 +61,7 @@ def test_each_key_of_the_table_is_a_setting(tmp_path: Path) -> None:
 @pytest.mark.delta
 def test_the_purge_of_a_delta_store_drops_what_is_older(tmp_path: Path) -> None:
     """Thirty days ago nothing was reserved; the same lines with a day to come leave no reservation, and `verify` finds nothing wrong."""
-    lake, (_, snippet) = str(tmp_path), blocks("python", PURGE)
+    lake, (*_, snippet) = str(tmp_path), blocks("python", PURGE)
     handled(Consumer("orders", DeltaStore(f"{lake}/dedup")), *BODIES)
     for days, left in (("30", 3), ("-2", 0)):
         behind = snippet.replace(' days")', ' days", although_behind=True)') if left == 0 else snippet
@@ -84,11 +84,23 @@ def test_the_purge_of_a_postgres_store_drops_what_is_older(postgres: str) -> Non
 @pytest.mark.postgres
 def test_the_purge_in_python_drops_the_tables(postgres: str) -> None:
     """The same in Python leaves nothing to do."""
-    store, (snippet, _) = PostgresStore(postgres), blocks("python", PURGE)
+    store, (_, snippet, _) = PostgresStore(postgres), blocks("python", PURGE)
     handled(Consumer("orders", store), *BODIES)
     for days, left in (("30))", 3), ("-2), although_behind=['orders'])", 0)):
         exec(snippet.replace("postgresql://localhost/shop", postgres).replace("days=30))", f"days={days}"), {})
         assert run(postgres, "select count(*) from dedup.reservation_key") == [(left,)] and verify(store, "orders").ok
+
+
+@pytest.mark.postgres
+def test_a_consumer_does_its_upkeep_as_shown(postgres: str) -> None:
+    """The consumer of the page has a turn after its first batch, and tells its retention."""
+    names: dict[str, Any] = {}
+    exec(blocks("python", PURGE)[0].replace("postgresql://localhost/shop", postgres), names)
+    made: Consumer = names["consumer"]
+    handled(made, *BODIES)
+    assert made._upkeep is not None and made._upkeep._thread is not None
+    made._upkeep._thread.join(60)
+    assert run(postgres, "select extract(day from retention)::int, upkeep from dedup.consumer_retention") == [(30, True)]
 
 
 @pytest.mark.delta

@@ -88,6 +88,9 @@ class SimStore:
         """Nobody looks at it: a takeover may come at any time."""
         yield
 
+    def tell_retention(self, consumer: str, retention: Any, *, upkeep: bool) -> None:
+        """No consumer shares its ledger."""
+
     def crash_marker(self, consumer: str, scope: str = "") -> str | None:
         """The marker."""
         return self.shared.crash_markers.get(scope)

@@ -149,6 +149,7 @@ SETTINGS: dict[Callable[..., Any], tuple[dict[str, Any], Cases, set[str]]] = {
             "scratch": TEXT,
             "collect": FLAG,
             "retention": AGE,
+            "upkeep": FLAG,
             "reprocess_within": AGE,
         },
         set(),

@@ -1,0 +1,216 @@
+"""What the upkeep of a Delta store does: for all consumers, as `dedup upkeep` calls it, and in the turns of a consumer's own process.
+
+A turn works on a copy of the store that has states of its own, as another process would: no batch waits for its lock. The one decision that
+an upkeep makes, the purge, has its turn between two batches (epoch.py). A running stream rewrites its small files by itself (upkeep.py).
+Two processes of one consumer may do an upkeep at once: the ledger decides, and the second purge finds nothing. Called by the store.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from functools import partial
+from typing import Self
+
+from checkpoint.errors import ConfigError, command
+from dedup.core.retention import PurgeBound, Upkept, alone, bounded, purge_messages
+from dedup.delta import upkeep, verify
+from dedup.delta.consumers import States
+from dedup.delta.outbox import DeltaOutbox
+from dedup.delta.storage import SPARK, StorageOptions, safe_name
+from dedup.delta.upkeep import purging
+
+log = logging.getLogger("dedup")
+
+TIDY_EVERY = 86_400.0
+"""Seconds between two looks for files that nobody needs, in one process. Another look follows each purge."""
+
+
+def midnight(day: dt.date) -> dt.datetime:
+    """The beginning of this UTC day."""
+    return dt.datetime.combine(day, dt.time(), dt.UTC)
+
+
+class Tending:
+    """The part of `DeltaStore` that forgets what is old, and deletes what nobody needs."""
+
+    path: str
+    storage_options: StorageOptions
+    _states: States
+
+    def outbox(self, consumer: str) -> DeltaOutbox:
+        """The messages that this consumer has published."""
+        raise NotImplementedError
+
+    def consumers(self) -> list[str]:
+        """Names, sorted."""
+        raise NotImplementedError
+
+    def purge_bound(self, consumer: str, before: dt.date) -> PurgeBound | None:
+        """Up to where a purge with this day goes at most. None where the consumer has decided nothing.
+
+        That is the day itself, or as long before the time of the log that the consumer has reached as the day is before now.
+        """
+        with self._states.existing(consumer) as state:
+            reached = verify.reached(state)
+        return bounded(consumer, reached, midnight(before), dt.datetime.now(dt.UTC)) if reached else None
+
+    def purge(self, consumer: str, before: dt.date, *, by: str, reason: str, although_behind: bool = False) -> None:
+        """Drop reservations that were decided before that UTC day, or before `purge_bound` if that is earlier; the log says so then.
+
+        Keys that a letter holds stay. A message whose reservation was dropped counts as new when it comes again. Running processes forget
+        those keys at their next look. Of a purge up to a day after today, rows of today stay until a later purge, and do not count.
+
+        It has its turn between two batches of a running stream: each waits for the other, for a while.
+
+        Args:
+            although_behind: purge up to that day, however far the consumer is.
+
+        Crash: nothing is purged, or no process knows those keys any more; the next purge drops rows that this one has left.
+        """
+        if not although_behind and (bound := self.purge_bound(consumer, before)):
+            if told := bound.told(midnight(before)):
+                log.warning("Purging reservations: %s", told)
+            before = bound.bound.date()
+        with self._states.existing(consumer) as state:
+            floors = verify.floors(state, before)
+        decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
+        with self._states.turns(consumer).letters(lambda: self._states.header(consumer)):
+            self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
+            with state.lock:
+                state.ledger.drop_reservations(min(before, decided))
+
+    def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
+        """Forget reservations and sent messages that are older than that, and `maintain` each consumer.
+
+        For a scheduler, once a day. Running consumers go on.
+
+        Args:
+            although_behind: consumers that count as having read everything.
+            dry_run: say what would be done.
+
+        Crash: each step is a decision of its own, and the next upkeep goes on.
+        """
+        before = dt.datetime.now(dt.UTC) - retention
+        lines = [
+            alone(Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
+            for name in self.consumers()
+        ]
+        return [*lines, *purge_messages(self, before, dry_run=dry_run)]  # type: ignore[arg-type]
+
+    def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
+        done = self.forget(consumer, before, by="upkeep", although_behind=although_behind, dry_run=dry_run)
+        if not dry_run:
+            self.maintain(consumer)
+        return done
+
+    def forget(self, consumer: str, before: dt.date, *, by: str, although_behind: bool = False, dry_run: bool = False) -> Upkept:
+        """Purge what was reserved before that day, as far as the consumer has read its log, where there is any.
+
+        Crash: as of `purge`.
+        """
+        bound = None if although_behind else self.purge_bound(consumer, before)
+        told, day = (bound.told(midnight(before)), bound.bound.date()) if bound else (None, before)
+        with self._states.existing(consumer) as state:
+            count = state.ledger.count_reservations(day)
+        if count and not dry_run:
+            self.purge(consumer, day, by=by, reason=f"older than {before}", although_behind=True)
+        return Upkept("reservations", consumer, count, (told,) if told else ())
+
+    def maintain(self, consumer: str) -> None:
+        """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
+
+        On object storage it also deletes copies of files of keys that no process needs.
+
+        It deletes only files that are older than a week, and those that left these tables and the outbox as long ago as they say. A running
+        consumer rewrites small files by itself.
+
+        Crash: no row changes; the next one goes on.
+        """
+        for act in self.tidying(consumer, compact=True):
+            act()
+
+    def tidying(self, consumer: str, *, compact: bool = False) -> Iterator[Callable[[], None]]:
+        """What `maintain` does, each part to be called before the next one is asked for. Crash: as of `maintain`."""
+        with self._states.existing(consumer) as state:
+            needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
+            engine, full = self._states.engine, not state.pending
+            # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
+            for uri in (state.ledger.uri, state.letters_uri):
+                if compact:
+                    yield partial(upkeep.compact, uri, engine)
+                yield partial(upkeep.vacuum, uri, engine, full=full)
+            yield partial(upkeep.expire, state.outbox_uris(), engine)
+            if state.keys.copies is not None:
+                yield state.keys.copies.clean
+            now = dt.datetime.now(dt.UTC)
+            yield partial(upkeep.clear_staged, self.path, self.storage_options, safe_name(consumer), needed, now)
+
+    def tell_retention(self, consumer: str, retention: dt.timedelta | None, *, upkeep: bool) -> None:
+        """Nothing to note: a ledger has the reservations of one consumer."""
+
+    def holding_up(self) -> list[str]:
+        """None: no consumer shares its ledger."""
+        return []
+
+    def upkeep_turn(self, consumer: str, retention: dt.timedelta) -> DeltaUpkeepTurn:
+        """What the consumer's own process does for its upkeep. Begins nothing yet. Raises ConfigError where Spark commits."""
+        if self._states.engine.name == SPARK:
+            raise ConfigError(
+                "Limits(upkeep=True) is not for a store where Spark commits: its jobs would take the place of the stream's. Run "
+                f"{command('upkeep', '--retention', '30d', '--yes')} from a scheduler."
+            )
+        return DeltaUpkeepTurn(self._apart(), consumer, retention, self._states.tidied)
+
+    def _apart(self) -> Self:
+        """This store with states of its own."""
+        store = copy.copy(self)
+        store._states = copy.copy(self._states)
+        return store
+
+
+class DeltaUpkeepTurn:
+    """One turn.
+
+    Args:
+        store: a copy that nobody else uses.
+        tidied: consumer -> when this process has looked for files that nobody needs.
+    """
+
+    def __init__(self, store: Tending, consumer: str, retention: dt.timedelta, tidied: dict[str, float]) -> None:
+        self._store, self._consumer, self._retention, self._tidied = store, consumer, retention, tidied
+        self._stopped = False
+        self.kept: tuple[str, ...] = ()
+
+    def portions(self) -> Generator[str, None, None]:
+        """Old reservations; old messages; then files that nobody needs.
+
+        Raises:
+            DedupError: a portion failed; those before it are done.
+
+        Crash: each portion is done or not; the next turn goes on, of whatever process.
+        """
+        before = dt.datetime.now(dt.UTC) - self._retention
+        done = self._store.forget(self._consumer, before.date(), by="the consumer's own upkeep")
+        self.kept = done.kept
+        if done.count:
+            yield f"forgot {done.count} reservations"
+        if count := self._store.outbox(self._consumer).purge(before):
+            yield f"deleted {count} sent messages"
+        if done.count or time.monotonic() > self._tidied.setdefault(self._consumer, time.monotonic()) + TIDY_EVERY:
+            yield from self._tidy()
+
+    def stop(self) -> None:
+        """No further portion begins. The one that runs cannot be ended: it is done or not, as where a process dies."""
+        self._stopped = True
+
+    def _tidy(self) -> Iterator[str]:
+        for act in self._store.tidying(self._consumer):
+            if self._stopped:
+                return
+            act()
+            yield "looked for files that nobody needs"
+        self._tidied[self._consumer] = time.monotonic()

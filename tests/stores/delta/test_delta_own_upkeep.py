@@ -1,0 +1,108 @@
+"""Upkeep on Delta beside a stream: its turn between two batches, a process that dies in it, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from checkpoint.errors import ConfigError
+from dedup import DeltaStore
+from kit.aged import MONTH, age, deliver, now
+from kit.orders import assert_proven, batch, consumer, event, ids, write_orders
+from kit.paths import environment
+from kit.places import DeltaPlace
+
+OWN = {"retention": MONTH, "upkeep": True}
+
+CHILD = """
+import sys, time
+from dedup.delta.ledger import Ledger
+from kit.aged import MONTH, now
+from kit.orders import batch, consumer, event
+from kit.places import DeltaPlace
+def hang(*_):
+    print("hangs", flush=True)
+    time.sleep(1000)
+Ledger.drop_reservations = hang
+made = consumer(DeltaPlace(sys.argv[1]).store(), retention=MONTH, upkeep=True)
+made(batch(event(1, "b", enqueued_time=now())), 1)
+made._upkeep._thread.join()
+"""
+
+
+@pytest.fixture
+def aged(tmp_path: Path) -> DeltaPlace:
+    """`shop` has decided its first event 90 days ago."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    age(place)
+    return place
+
+
+def test_a_process_that_dies_in_its_upkeep_leaves_nothing_behind(aged: DeltaPlace) -> None:
+    """Killed after the purge was decided, before its rows went: the key is forgotten, and the next process drops the rows."""
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(aged.where)], env=environment(), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline() == "hangs\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    deliver(aged, 2, "a")
+    assert sorted(ids(aged.read())) == ["a", "a", "b"]
+    made = consumer(aged.store(), **OWN)
+    made(batch(event(3, "b", enqueued_time=now())), 3)
+    assert made._upkeep is not None and made._upkeep._thread is not None
+    made._upkeep._thread.join(60)
+    store: Any = aged.store()
+    since = store.reserved_since("shop")
+    assert since is not None and since > now() - MONTH
+    assert sorted(ids(aged.read())) == ["a", "a", "b"]
+    assert_proven(store)
+
+
+def test_a_purge_has_its_turn_between_two_batches(aged: DeltaPlace) -> None:
+    """It waits for the handler that runs; the batch is not planned again for it."""
+    purged, calls = threading.Event(), list[bool]()
+    other: Any = aged.store()
+
+    def forget() -> None:
+        other.forget("shop", (now() - MONTH).date(), by="test", although_behind=True)
+        purged.set()
+
+    made = consumer(aged.store())
+    made._handler = None
+
+    @made.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        """While it runs, a purge is asked for."""
+        thread.start()
+        calls.append(purged.wait(3))
+        write_orders(rows, tx)
+
+    thread = threading.Thread(target=forget)
+    assert made(batch(event(1, "b", enqueued_time=now())), 1).processed == 1
+    thread.join(60)
+    assert calls == [False] and purged.is_set()
+    assert aged.store().reserved("shop") == 1
+
+
+def test_a_store_where_spark_commits_has_no_upkeep_of_its_own(tmp_path: Path) -> None:
+    """It is refused when the consumer is made, and the message names the command."""
+    with pytest.raises(ConfigError, match="dedup upkeep --retention 30d --yes"):
+        consumer(DeltaStore(str(tmp_path / "state"), engine="spark"), **OWN)
+
+
+def test_a_stop_lets_no_further_portion_begin(aged: DeltaPlace) -> None:
+    """What is decided stays decided; files that nobody needs wait for another turn."""
+    turn: Any = aged.store().upkeep_turn("shop", MONTH)
+    deliver(aged, 1, "b")
+    portions = turn.portions()
+    assert next(portions) == "forgot 1 reservations"
+    turn.stop()
+    assert list(portions) == []

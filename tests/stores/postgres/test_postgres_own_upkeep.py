@@ -1,0 +1,207 @@
+"""A consumer's own upkeep on PostgreSQL, where consumers share the tables: whose retention counts, who does it, and how it ends."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from dedup import Consumer
+from dedup.postgres import PostgresStore
+from dedup.signals.standing import look
+from fixtures.fix_postgres import run
+from kit.aged import MONTH, age, deliver, now
+from kit.orders import batch, consumer, event, ids, write_orders
+from kit.paths import environment
+from kit.pg_proxy import until
+from kit.places import PostgresPlace
+
+OWN = {"retention": MONTH, "upkeep": True}
+PURGED = "select count(*) from dedup.reservation_generation where purged_at is not null"
+WAITING = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+
+CHILD = """
+import sys, time
+from kit.aged import MONTH, now
+from kit.orders import batch, consumer, event
+from dedup.postgres import PostgresStore
+made = consumer(PostgresStore(sys.argv[1]), retention=MONTH, upkeep=True)
+made(batch(event(1, "b", enqueued_time=now())), 1)
+print("committed", flush=True)
+made._upkeep._thread.join()
+print("turned", flush=True)
+"""
+
+
+@pytest.fixture
+def aged(postgres: str) -> PostgresPlace:
+    """`shop` has decided its first event 90 days ago."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    age(place, retention=MONTH)
+    return place
+
+
+def turned(made: Consumer) -> None:
+    """The turn that its last batch has begun is over."""
+    assert made._upkeep is not None and made._upkeep._thread is not None
+    made._upkeep._thread.join(60)
+    assert not made._upkeep._thread.is_alive()
+
+
+def go_on(place: PostgresPlace, number: int = 1) -> Consumer:
+    """The next batch of a process that does its upkeep; its turn is over."""
+    made = consumer(place.store(), **OWN)
+    made(batch(event(number, f"b-{number}", enqueued_time=now())), number)
+    turned(made)
+    return made
+
+
+def waiting(place: PostgresPlace) -> int:
+    """The session of the portion that waits for a lock of ours, once it does."""
+    until(lambda: len(run(place.url, WAITING)) == 1)
+    return int(run(place.url, WAITING)[0][0])
+
+
+def gone(place: PostgresPlace, session: int) -> None:
+    """That session has ended."""
+    until(lambda: run(place.url, f"select from pg_stat_activity where pid = {session}") == [])
+
+
+def test_a_consumer_that_told_no_retention_holds_up_the_purge_of_all(
+    aged: PostgresPlace, caplog: pytest.LogCaptureFixture, dedup: Callable[..., tuple[int, str, str]]
+) -> None:
+    """It may need its keys for ever: the log names it, status warns, and once it told, the longest retention counts."""
+    deliver(aged, 0, "x", name="two", query="q2")
+    go_on(aged)
+    assert run(aged.url, PURGED) == [(0,)] and "two told no retention" in caplog.text
+    assert [look(aged.store(), name).holds_up for name in ("shop", "two")] == [False, True]
+    code, out, _ = dedup("status", aged)
+    assert code == 1 and "two: it told no retention" in out and "shop: it" not in out
+    deliver(aged, 1, "y", name="two", query="q2", retention=10 * MONTH)
+    go_on(aged, 2)
+    assert run(aged.url, PURGED) == [(0,)], "two needs them for 300 days"
+    deliver(aged, 2, "z", name="two", query="q2", retention=MONTH)
+    go_on(aged, 3)
+    assert run(aged.url, PURGED) == [(1,)]
+    assert dedup("status", aged)[0] == 0
+
+
+def test_a_consumer_that_is_deleted_holds_nothing_up(aged: PostgresPlace) -> None:
+    """What it told, or not, goes with it."""
+    deliver(aged, 0, "x", name="two", query="q2")
+    PostgresStore(aged.url).delete_consumer("two", although_running=True, by="ann", reason="gone")
+    go_on(aged)
+    assert run(aged.url, PURGED) == [(1,)]
+    PostgresStore(aged.url).delete_consumer("shop", although_running=True, by="ann", reason="gone")
+    assert run(aged.url, "select count(*) from dedup.consumer_retention") == [(0,)]
+
+
+def test_a_process_that_dies_in_its_upkeep_leaves_nothing_behind(aged: PostgresPlace) -> None:
+    """Killed in the middle of a portion: its lock ends with its session, and the next process goes on with the work."""
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("select pg_advisory_xact_lock(dedup.reservation_lock())")  # the portion waits for it
+        child = subprocess.Popen([sys.executable, "-c", CHILD, aged.url], env=environment(), stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline() == "committed\n"
+        session = waiting(aged)
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+    gone(aged, session)
+    go_on(aged, 2)
+    assert run(aged.url, PURGED) == [(1,)]
+    deliver(aged, 3, "a", retention=MONTH)
+    assert ids(aged.read()).count("a") == 2
+
+
+def test_while_one_process_has_the_turn_no_other_one_begins(aged: PostgresPlace) -> None:
+    """Its batches go on; the turn is over at once."""
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("select pg_advisory_lock(dedup.upkeep_lock())")
+        go_on(aged)
+        assert run(aged.url, PURGED) == [(0,)]
+    go_on(aged, 2)
+    assert run(aged.url, PURGED) == [(1,)]
+
+
+def test_a_stop_cancels_the_portion_that_runs(aged: PostgresPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """The portion waits for a lock: stop ends it at once, its connection is gone, and nothing is logged as a failure."""
+    made = consumer(aged.store(), **OWN)
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("select pg_advisory_xact_lock(dedup.reservation_lock())")
+        made(batch(event(1, "b", enqueued_time=now())), 1)
+        session = waiting(aged)
+        began = time.monotonic()
+        made._stop_upkeep()
+        assert time.monotonic() - began < 4
+        gone(aged, session)
+    turned(made)
+    assert "upkeep" not in caplog.text
+
+
+def test_no_batch_waits_while_a_portion_waits(aged: PostgresPlace) -> None:
+    """A purge that hangs behind another one's lock: batches commit beside it."""
+    made = consumer(aged.store(), **OWN)
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("select pg_advisory_xact_lock(dedup.reservation_lock())")
+        for number in (1, 2, 3):
+            assert made(batch(event(number, f"c{number}", enqueued_time=now())), number).processed == 1
+            waiting(aged)
+    turned(made)
+    assert run(aged.url, PURGED) == [(1,)]
+
+
+def test_a_handler_that_is_slow_holds_up_no_purge(aged: PostgresPlace) -> None:
+    """While a batch is open, the turn that began before it purges; the batch commits."""
+    made, gate = consumer(aged.store(), **OWN), threading.Event()
+    made._handler = None
+
+    @made.foreach_batch
+    def handle(rows: pa.Table, tx: Any) -> None:
+        """Wait in the second batch until the purge is done."""
+        if gate.is_set():
+            until(lambda: run(aged.url, PURGED) == [(1,)])
+        write_orders(rows, tx)
+
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("select pg_advisory_xact_lock(dedup.reservation_lock())")
+        made(batch(event(1, "b", enqueued_time=now())), 1)
+        waiting(aged)
+        gate.set()
+        threading.Timer(0.5, holder.rollback).start()
+        assert made(batch(event(2, "c", enqueued_time=now())), 2).processed == 1
+    turned(made)
+
+
+def test_a_role_that_may_not_purge_is_told_what_to_do(
+    aged: PostgresPlace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches go on; after three failures the log says which right is missing and which command to run, and the upkeep rests."""
+    caplog.set_level(logging.WARNING, "dedup")
+    run(aged.url, "alter function dedup.purge_reservations(timestamptz, text[]) rename to not_granted")
+    made = consumer(aged.store(), **OWN)
+    assert made._upkeep is not None
+    monkeypatch.setattr(made._upkeep, "_pace", type(made._upkeep._pace)(every=0.0, pause=1000.0))
+    for number in range(1, 6):
+        assert made(batch(event(number, f"c{number}", enqueued_time=now())), number).processed == 1
+        turned(made)
+    (warned,) = [r.getMessage() for r in caplog.records if "its upkeep failed" in r.getMessage()]
+    assert "failed 3 times" in warned and "purge_reservations" in warned and "dedup upkeep --retention 2592000s" in warned
+
+
+def test_a_long_retention_is_told_as_it_is(aged: PostgresPlace) -> None:
+    """To the microsecond, however long; a consumer that has none any more tells that, too."""
+    store = PostgresStore(aged.url)
+    for given in (dt.timedelta(days=36_500, microseconds=1), dt.timedelta(0), None):
+        store.tell_retention("shop", given, upkeep=False)
+        assert run(aged.url, "select retention from dedup.consumer_retention") == [(given,)]
