@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,15 @@ def given(store: PostgresStore, count: int) -> int:
     chunk(store, number, 0, count - 1)
     store.rotate_reservations()
     return number
+
+
+def test_a_packing_rests_after_each_step(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many times as long as the step took, if that is asked for: batches beside it have the server meanwhile."""
+    given(store, 1_000)
+    rests, begun = list[float](), time.monotonic()
+    monkeypatch.setattr("dedup.postgres.upkeep.time.sleep", rests.append)
+    assert store.pack_reservations(portion=100, rest=1000.0) == 1
+    assert sum(rests) > 100 * (time.monotonic() - begun) and len(rests) > 10
 
 
 def test_packed_keys_stay_known_and_new_ones_new(store: PostgresStore, postgres: str) -> None:
