@@ -39,46 +39,6 @@ insert into letter_count
 select consumer, fingerprint, kind, status, failed_on, sum(letters) from old group by 1, 2, 3, 4, 5 having sum(letters) <> 0;
 $$;
 COMMENT ON FUNCTION dedup.add_letter_counts(changes dedup.letter_change[]) IS 'Append to letter_count and, now and then, make one row of the many of a count: what is deleted and what is added is one statement.';
-CREATE FUNCTION dedup.begin_deletion(number integer, by text, reason text) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-begin
-    insert into consumer_deletion (consumer_id, name, epoch, generation, by, reason)
-    select c.id, c.name, greatest(c.epoch, p.epoch) + 1, greatest(c.generation, p.generation) + 1, begin_deletion.by, begin_deletion.reason
-    from consumer c join progress p on p.consumer_id = c.id where c.id = number;
-    update consumer c
-    set epoch = d.epoch, holder_host = null, holder_pid = null, holder_started = null, holder_run_id = null, joint = false,
-        taken_at = clock_timestamp()
-    from consumer_deletion d where c.id = number and d.consumer_id = c.id;
-    delete from member m where m.consumer_id = number;
-end
-$$;
-COMMENT ON FUNCTION dedup.begin_deletion(number integer, by text, reason text) IS 'Decide that a consumer is deleted: no instance of it commits from now on. Under a lock of its row that waits for open batches.';
-CREATE FUNCTION dedup.begin_packing(number integer, portion bigint) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-declare
-    child text := 'reservation_page_' || lpad(number::text, 6, '0');
-    keys float := greatest(1, pg_relation_size(to_regclass('reservation_' || lpad(number::text, 6, '0'))) / 52.0);
-    permission record;
-begin
-    execute format('create table %I (primary key (page)) inherits (reservation_page)', child);
-    for permission in
-        select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end as who, a.privilege_type as what
-        from pg_class c, aclexplode(c.relacl) a
-        where c.oid = 'reservation_page'::regclass and a.grantee <> c.relowner
-    loop
-        execute format('grant %s on %I to %s', permission.what, child, permission.who);
-    end loop;
-    update reservation_generation set packing = 'PAGES', ranges_packed = 0, packing_phase = next_reservation_phase(),
-        page_shift = 31 - least(26, greatest(0, floor(log(2, (keys / 16)::numeric)))), ranges = greatest(1, least(16, ceil(keys / portion)))
-    where id = number;
-    return 'begun';
-end
-$$;
-COMMENT ON FUNCTION dedup.begin_packing(number integer, portion bigint) IS 'Under packing_lock and reservation_lock: an empty table of pages. A row takes 52 bytes, and a page is to have 16 to 32 keys.';
 SET default_tablespace = '';
 SET default_table_access_method = heap;
 CREATE TABLE dedup.partition_owner (
@@ -127,14 +87,6 @@ begin
 end
 $$;
 COMMENT ON FUNCTION dedup.close_reservations() IS 'Close the table that is closing, if nobody is left who writes it alone; returns whether none is closing now. Never waits. Batches call it.';
-CREATE FUNCTION dedup.common_retention() RETURNS TABLE(retention interval, unsaid text[])
-    LANGUAGE sql STABLE
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-select max(r.retention), coalesce(array_agg(o.name order by o.name) filter (where r.retention is null), '{}')
-from consumer o left join consumer_retention r on r.consumer_id = o.id
-$$;
-COMMENT ON FUNCTION dedup.common_retention() IS 'The longest retention of all consumers, and those that have said none: while there are any, no consumer''s own upkeep purges.';
 CREATE FUNCTION dedup.count_letters() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'dedup', 'pg_temp'
@@ -170,131 +122,6 @@ begin
 end
 $$;
 COMMENT ON FUNCTION dedup.count_letters() IS 'Append to letter_count what a statement changed.';
-CREATE FUNCTION dedup.count_packed(number integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-declare
-    pages text := 'reservation_page_' || lpad(number::text, 6, '0');
-    same boolean;
-begin
-    execute format( -- one statement, one snapshot: who frees a key takes it out of both
-        'select (select count(*) from only %I) = (select coalesce(sum(length(p.keys)), 0) / 16 from only %I p)',
-        'reservation_' || lpad(number::text, 6, '0'), pages
-    ) into same;
-    if not pg_try_advisory_xact_lock(reservation_lock()) then
-        return 'waiting';
-    end if;
-    if same then
-        update reservation_generation set packing = 'PACKED', packed_at = clock_timestamp(), packing_phase = next_reservation_phase() where id = number;
-        return 'packed';
-    end if;
-    execute format('drop table %I', pages);
-    delete from reservation_freed where generation = number;
-    update reservation_generation set packing = null, page_shift = null, ranges = null, ranges_packed = 0, packing_phase = null where id = number;
-    return 'begins again';
-end
-$$;
-COMMENT ON FUNCTION dedup.count_packed(number integer) IS 'Let the pages be asked if they have as many keys as the rows. They do not where somebody wrote rows by hand: then packing begins again.';
-CREATE FUNCTION dedup.delete_letters(consumer text, most integer) RETURNS bigint
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-declare
-    gone text[] := array(
-        select l.id from dead_letter l where l.consumer = delete_letters.consumer and l.status in ('OPEN', 'BLOCKED') limit most
-    );
-    told bigint;
-begin
-    if cardinality(gone) = 0 then -- another index has these
-        gone := array(
-            select l.id from dead_letter l where l.consumer = delete_letters.consumer and l.status not in ('OPEN', 'BLOCKED') limit most
-        );
-    end if;
-    if cardinality(gone) = 0 then
-        return null;
-    end if;
-    delete from letter_duplicate t where t.letter_id = any(gone);
-    with history as (
-        delete from letter_history h where h.letter_id = any(gone) returning h.reserved
-    )
-    select coalesce(sum(reserved), 0) into told from history;
-    delete from dead_letter l where l.id = any(gone);
-    return told;
-end
-$$;
-COMMENT ON FUNCTION dedup.delete_letters(consumer text, most integer) IS 'Delete some letters of a consumer with their history; returns how many reservations that told of, null where no letter was left.';
-CREATE FUNCTION dedup.delete_portion(whose integer, most integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-declare
-    goal record;
-    told bigint;
-begin
-    select * into goal from consumer_deletion d where d.consumer_id = whose and d.ended_at is null for update;
-    if not found then
-        return null;
-    end if;
-    told := delete_letters(goal.name, most);
-    if told is not null then
-        update consumer_deletion d set reserved = d.reserved + told where d.consumer_id = whose;
-        return 'letters';
-    end if;
-    with gone as (
-        delete from batch b
-        where b.ctid = any(array(select r.ctid from batch r where r.consumer_id = whose limit most)) and b.consumer_id = whose
-        returning b.reserved
-    )
-    select sum(reserved) into told from gone;
-    if told is not null then
-        update consumer_deletion d set reserved = d.reserved + told where d.consumer_id = whose;
-        return 'batch records';
-    end if;
-    delete from outbox o
-    where o.ctid = any(array(select r.ctid from outbox r where r.consumer_id = whose limit most)) and o.consumer_id = whose;
-    if found then
-        return 'messages';
-    end if;
-    -- A page has up to a thousand messages.
-    delete from outbox_page p
-    where p.page = any(array(select r.page from outbox_page r where r.consumer_id = whose limit greatest(1, most / 1000)));
-    if found then
-        return 'messages';
-    end if;
-    -- Whoever notes something about the consumer without a fence, such as a crash marker, comes before this lock, or finds no consumer.
-    perform from consumer c where c.id = whose for update;
-    delete from blocked_sequence s where s.consumer = goal.name;
-    delete from letter_count c where c.consumer = goal.name;
-    delete from crash_marker t where t.consumer_id = whose;
-    delete from outbox_flight f where f.consumer_id = whose;
-    delete from reservation_floor f where f.consumer_id = whose;
-    delete from sink s where s.consumer_id = whose;
-    delete from partition_claim p where p.consumer_id = whose;
-    delete from checkpoint p where p.consumer_id = whose;
-    delete from consumer_action a where a.consumer_id = whose;
-    delete from member m where m.consumer_id = whose;
-    delete from topic t where t.consumer_id = whose;
-    delete from heartbeat h where h.consumer_id = whose;
-    delete from progress p where p.consumer_id = whose;
-    delete from consumer c where c.id = whose;
-    update consumer_deletion d set ended_at = clock_timestamp() where d.consumer_id = whose;
-    return 'consumer';
-end
-$$;
-COMMENT ON FUNCTION dedup.delete_portion(whose integer, most integer) IS 'One step of a deletion that was begun: some letters, batch records or messages; at last everything else, and the consumer. Returns what went, null where nothing is left. Each call is a transaction of its own. Reservations stay: they name no consumer.';
-CREATE FUNCTION dedup.drop_packed_rows(number integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-begin
-    execute format('drop table if exists %I', 'reservation_' || lpad(number::text, 6, '0'));
-    delete from reservation_freed where generation = number;
-    update reservation_generation set rows_dropped_at = clock_timestamp() where id = number;
-    return 'dropped';
-end
-$$;
-COMMENT ON FUNCTION dedup.drop_packed_rows(number integer) IS 'Drop the rows of a packed table. Nobody is left who asks them.';
 CREATE FUNCTION dedup.drop_purged_reservations() RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'dedup', 'pg_temp'
@@ -304,18 +131,14 @@ declare
     old record;
     child text;
 begin
-    if not (pg_try_advisory_xact_lock(packing_lock()) and pg_try_advisory_xact_lock(reservation_lock())) then
+    if not pg_try_advisory_xact_lock(reservation_lock()) then
         return null;
     end if;
-    for old in
-        select id, phase from reservation_generation where purged_at is not null and dropped_at is null order by id
-    loop
+    for old in select id, phase from reservation_generation where purged_at is not null and dropped_at is null order by id loop
         continue when older_phase_is_open(old.phase);
         child := 'reservation_' || lpad(old.id::text, 6, '0');
         begin
-            execute format('drop table if exists %I, %I', child, 'reservation_page_' || lpad(old.id::text, 6, '0'));
-            delete from reservation_freed where generation = old.id;
-            delete from reservation_filter where generation = old.id;
+            execute format('drop table if exists %I', child);
             update reservation_generation set dropped_at = clock_timestamp() where id = old.id;
             return child;
         exception when lock_not_available then
@@ -326,49 +149,6 @@ begin
 end
 $$;
 COMMENT ON FUNCTION dedup.drop_purged_reservations() IS 'Drop one table that purge_reservations has given up and that nobody is left to ask; returns its name, null where there is none. Who counts or frees reservations waits for it, 50 ms at most.';
-CREATE FUNCTION dedup.dropped_by_now(number integer, pages boolean) RETURNS boolean
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-begin
-    return exists (
-        select from reservation_generation g where g.id = number and (g.dropped_at is not null or g.rows_dropped_at is not null and not pages)
-    );
-end
-$$;
-COMMENT ON FUNCTION dedup.dropped_by_now(number integer, pages boolean) IS 'Whether we have dropped the rows of that table, or its pages, whatever the snapshot of the statement knows.';
-CREATE FUNCTION dedup.filter_is_whole(number integer) RETURNS boolean
-    LANGUAGE sql STABLE SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-select count(p.part) = f.parts and sum(length(p.words)) = 16 * f.words
-from reservation_filter f left join reservation_filter_part p on p.generation = f.generation and p.made = f.made and p.part < f.parts
-where f.generation = number
-group by f.generation
-$$;
-COMMENT ON FUNCTION dedup.filter_is_whole(number integer) IS 'Whether all parts of the filter of that table are there, by their sizes. Null: it has none.';
-CREATE FUNCTION dedup.free_reservations(wanted uuid[]) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-begin
-    with gone as (
-        delete from reservation r where r.key = any(wanted) returning r.tableoid, r.key
-    )
-    insert into reservation_freed (generation, key)
-    select g.id, gone.key
-    from gone join pg_class c on c.oid = gone.tableoid
-    join reservation_generation g on g.packing is not null and c.relname = 'reservation_' || lpad(g.id::text, 6, '0')
-    on conflict do nothing;
-    -- A statement of its own: it sees what was packed while the first one waited.
-    perform take_out(g.id, g.page_shift, wanted)
-    from reservation_generation g
-    where g.packing is not null and g.dropped_at is null
-        and to_regclass('reservation_page_' || lpad(g.id::text, 6, '0')) is not null
-    order by g.id;
-end
-$$;
-COMMENT ON FUNCTION dedup.free_reservations(wanted uuid[]) IS 'Forget these reservations, wherever they are. In a transaction that has called share_reservations.';
 CREATE FUNCTION dedup.guard_transaction(token uuid) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'dedup', 'pg_temp'
@@ -381,74 +161,21 @@ begin
 end
 $$;
 COMMENT ON FUNCTION dedup.guard_transaction(token uuid) IS 'From now on this transaction commits only where the setting dedup.commit is this token.';
-CREATE FUNCTION dedup.hash_in_page(keys bytea, hashes bytea, key uuid) RETURNS bytea
-    LANGUAGE sql IMMUTABLE
-    AS $$
-select substring(hashes from 8 * n + 1 for 8)
-from generate_series(0, length(keys) / 16 - 1) n where substring(keys from 16 * n + 1 for 16) = uuid_send(key)
-$$;
-COMMENT ON FUNCTION dedup.hash_in_page(keys bytea, hashes bytea, key uuid) IS 'The payload hash of a key in a page, null where it is not there. For the case that the bytes of a key are found across two others.';
 CREATE FUNCTION dedup.is_reserved(number integer, key uuid) RETURNS boolean
     LANGUAGE plpgsql STABLE SECURITY DEFINER
     SET search_path TO 'dedup', 'pg_temp'
     AS $_$
 declare
-    seen record;
     child text := 'reservation_' || lpad(number::text, 6, '0');
-    has_it boolean;
+    has_it boolean := false;
 begin
-    select g.packed_at, g.page_shift, g.dropped_at into seen from reservation_generation g where g.id = number;
-    if seen.packed_at is not null then
-        child := 'reservation_page_' || lpad(number::text, 6, '0');
-    end if;
-    if to_regclass(child) is null then
-        return seen.dropped_at is null and dropped_by_now(number, seen.packed_at is not null);
-    elsif seen.packed_at is null then
+    if to_regclass(child) is not null then
         execute format('select exists (select from only %I r where r.key = $1)', child) into has_it using key;
-    else
-        execute format(
-            'select exists (select from only %I p where p.page = key_head($1) >> $2 and hash_in_page(p.keys, p.hashes, $1) is not null)', child
-        ) into has_it using key, seen.page_shift;
     end if;
     return has_it;
-exception when undefined_table then -- dropped since it was found
-    return dropped_by_now(number, seen.packed_at is not null);
 end
 $_$;
-COMMENT ON FUNCTION dedup.is_reserved(number integer, key uuid) IS 'Whether the table of that number has the key, packed or not. Asks that table alone: all of them would be locked. True where it was dropped after the snapshot was taken, which sees no pages that were written since.';
-CREATE FUNCTION dedup.keep_filter(number integer, how text, many bigint, width bigint, portions integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-begin
-    if not pg_try_advisory_xact_lock(packing_lock()) then
-        return 'waiting';
-    end if;
-    delete from reservation_filter where generation = number and not filter_is_whole(number);
-    insert into reservation_filter (generation, kind, keys, words, parts)
-    select g.id, how, many, width, portions
-    from reservation_generation g where g.id = number and g.packed_at is not null and g.purged_at is null
-    on conflict do nothing;
-    return case when found then 'begun' else 'not wanted' end;
-end
-$$;
-COMMENT ON FUNCTION dedup.keep_filter(number integer, how text, many bigint, width bigint, portions integer) IS 'Begin to store the filter of a packed table, whose parts follow in the same transaction. "not wanted": there is one, or the table was purged. One that lacks parts is replaced.';
-CREATE FUNCTION dedup.keep_filter_part(number integer, portion integer, content bytea) RETURNS void
-    LANGUAGE sql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-insert into reservation_filter_part (generation, part, made, words)
-select number, portion, f.made, content from reservation_filter f where f.generation = number
-$$;
-COMMENT ON FUNCTION dedup.keep_filter_part(number integer, portion integer, content bytea) IS 'Store one part of a filter, in the transaction that began it.';
-CREATE FUNCTION dedup.key_head(key uuid) RETURNS bigint
-    LANGUAGE sql IMMUTABLE
-    AS $$ select ('x' || left(key::text, 8))::bit(32)::bigint >> 1 $$;
-COMMENT ON FUNCTION dedup.key_head(key uuid) IS 'The first 31 bits of a key, as a number.';
-CREATE FUNCTION dedup.least_key(head bigint) RETURNS uuid
-    LANGUAGE sql IMMUTABLE
-    AS $$ select (lpad(to_hex(head << 1), 8, '0') || repeat('0', 24))::uuid $$;
-COMMENT ON FUNCTION dedup.least_key(head bigint) IS 'The least key with this head.';
+COMMENT ON FUNCTION dedup.is_reserved(number integer, key uuid) IS 'Whether the table of that number has the key. Asks that table alone: all of them would be locked.';
 CREATE FUNCTION dedup.merge_batches(name text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'dedup', 'pg_temp'
@@ -513,71 +240,6 @@ select exists (
 )
 $$;
 COMMENT ON FUNCTION dedup.older_phase_is_open(phase integer) IS 'Whether a transaction is open that began before this phase. One that takes its number later reads everything else later, too.';
-CREATE FUNCTION dedup.pack_range(number integer, shift integer, range integer, ranges integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    SET work_mem TO '64MB'
-    AS $_$
-declare
-    -- Ranges end where pages do.
-    least_head bigint := ((2147483648 * range / ranges) >> shift) << shift;
-    next_head bigint := ((2147483648 * (range + 1) / ranges) >> shift) << shift;
-begin
-    execute format(
-        'insert into %I (page, keys, hashes)
-        select key_head(r.key) >> $1, string_agg(uuid_send(r.key), ''''::bytea order by r.key),
-            string_agg(int8send(r.payload_hash), ''''::bytea order by r.key)
-        from only %I r where r.key >= $2 and (r.key < $3 or $3 is null)
-        group by 1 order by 1',
-        'reservation_page_' || lpad(number::text, 6, '0'), 'reservation_' || lpad(number::text, 6, '0')
-    ) using shift, least_key(least_head), case when range + 1 < ranges then least_key(next_head) end;
-    update reservation_generation set ranges_packed = range + 1 where id = number;
-    return 'range written';
-end
-$_$;
-COMMENT ON FUNCTION dedup.pack_range(number integer, shift integer, range integer, ranges integer) IS 'Write the pages of one range of keys. Under packing_lock.';
-CREATE FUNCTION dedup.pack_reservations(portion bigint DEFAULT 4000000) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    SET lock_timeout TO '50ms'
-    AS $$
-declare
-    next record;
-begin
-    if not pg_try_advisory_xact_lock(packing_lock()) then
-        return 'waiting';
-    end if;
-    select * into next from reservation_generation
-    where closed_at is not null and purged_at is null and rows_dropped_at is null order by id limit 1;
-    if not found then
-        return null;
-    elsif older_phase_is_open(next.packing_phase) then
-        return 'waiting';
-    elsif next.packing = 'PAGES' and next.ranges_packed < next.ranges then
-        return pack_range(next.id, next.page_shift, next.ranges_packed, next.ranges);
-    elsif next.packing = 'SETTLING' then
-        return settle_packing(next.id, next.page_shift);
-    elsif next.packing = 'COUNTING' then
-        return count_packed(next.id);
-    elsif not pg_try_advisory_xact_lock(reservation_lock()) then
-        return 'waiting';
-    elsif next.packing = 'PACKED' then
-        return drop_packed_rows(next.id);
-    elsif next.packing = 'PAGES' then
-        update reservation_generation set packing = 'SETTLING', packing_phase = next_reservation_phase() where id = next.id;
-        return 'written';
-    end if;
-    return begin_packing(next.id, portion);
-exception when lock_not_available then
-    return 'waiting';
-end
-$$;
-COMMENT ON FUNCTION dedup.pack_reservations(portion bigint) IS 'One step of packing the oldest closed table that is not packed. Returns what was done: "dropped" ends a table, "waiting" says that somebody else packs, or that open transactions have to end first, null that nothing is left. Neither waits for a batch, nor does a batch wait for it.';
-CREATE FUNCTION dedup.packing_lock() RETURNS bigint
-    LANGUAGE sql STABLE
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$ select (1684366449::bigint << 32) | 'reservation'::regclass::oid::bigint $$;
-COMMENT ON FUNCTION dedup.packing_lock() IS 'The advisory lock of whoever packs. Taken before reservation_lock. No batch takes it.';
 CREATE FUNCTION dedup.purge_bounds(before timestamp with time zone) RETURNS TABLE(consumer text, read_to timestamp with time zone, bound timestamp with time zone)
     LANGUAGE sql STABLE
     SET search_path TO 'dedup', 'pg_temp'
@@ -703,23 +365,6 @@ begin
 end
 $$;
 COMMENT ON FUNCTION dedup.rotate_reservations() IS 'Begin a new child of reservation; returns its name. Waits for no batch. While batches are open that began before the last rotation there is nothing to begin: the name is that of the newest one.';
-CREATE FUNCTION dedup.settle_packing(number integer, shift integer) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$
-declare
-    freed uuid[] := array(select f.key from reservation_freed f where f.generation = number order by f.key limit 1000);
-begin
-    perform take_out(number, shift, freed);
-    delete from reservation_freed where generation = number and key = any(freed);
-    if exists (select from reservation_freed where generation = number) then
-        return 'partly settled';
-    end if;
-    update reservation_generation set packing = 'COUNTING' where id = number;
-    return 'settled';
-end
-$$;
-COMMENT ON FUNCTION dedup.settle_packing(number integer, shift integer) IS 'Take out of the pages what was freed while they were written. Who frees keys from now on finds all pages. Some keys at a time: who frees another key of these pages waits.';
 CREATE FUNCTION dedup.share_reservations() RETURNS integer
     LANGUAGE sql
     SET search_path TO 'dedup', 'pg_temp'
@@ -727,43 +372,6 @@ CREATE FUNCTION dedup.share_reservations() RETURNS integer
 select number from reservation_phase, lateral pg_advisory_xact_lock_shared('reservation'::regclass::oid::int, number)
 $$;
 COMMENT ON FUNCTION dedup.share_reservations() IS 'To the end of this transaction: what it reads of floors and tables from now on stays as good. Never waits, and nobody waits behind it.';
-CREATE FUNCTION dedup.take_out(number integer, shift integer, gone uuid[]) RETURNS void
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $_$
-begin
-    -- Pages are locked in one order: nobody waits in a circle. Whoever had to wait for a page writes what was left of it: what is set depends on
-    -- the page alone, which the server then reads anew. A key that the snapshot does not find was never there, or is taken out already.
-    execute format(
-        'with found as materialized (
-            select q.page, array_agg(w.key) as gone
-            from (select (key_head(k) >> $1)::int as page, uuid_send(k) as key from unnest($2) k) w join only %1$I q on q.page = w.page
-            where position(w.key in q.keys) > 0
-            group by q.page
-        ), locked as materialized (
-            select q.page, f.gone from found f join only %1$I q on q.page = f.page order by q.page for update of q
-        )
-        update only %1$I p set keys = without_keys(p.keys, 16, p.keys, l.gone), hashes = without_keys(p.hashes, 8, p.keys, l.gone)
-        from locked l where p.page = l.page',
-        'reservation_page_' || lpad(number::text, 6, '0')
-    ) using shift, gone;
-exception when undefined_table then
-    null; -- Not made yet, or dropped since this was planned: nobody asks it.
-end
-$_$;
-COMMENT ON FUNCTION dedup.take_out(number integer, shift integer, gone uuid[]) IS 'Take these keys out of the pages of one table. Waits for whoever takes a key out of the same page.';
-CREATE FUNCTION dedup.upkeep_lock() RETURNS bigint
-    LANGUAGE sql STABLE
-    SET search_path TO 'dedup', 'pg_temp'
-    AS $$ select (1684366450::bigint << 32) | 'reservation'::regclass::oid::bigint $$;
-COMMENT ON FUNCTION dedup.upkeep_lock() IS 'The advisory lock of the session that does a consumer''s own upkeep. Taken before all others, without waiting. No batch takes it.';
-CREATE FUNCTION dedup.without_keys(part bytea, width integer, keys bytea, gone bytea[]) RETURNS bytea
-    LANGUAGE sql IMMUTABLE
-    AS $$
-select coalesce(string_agg(substring(part from width * n + 1 for width), ''::bytea order by n), ''::bytea)
-from generate_series(0, length(keys) / 16 - 1) n where substring(keys from 16 * n + 1 for 16) <> all(gone)
-$$;
-COMMENT ON FUNCTION dedup.without_keys(part bytea, width integer, keys bytea, gone bytea[]) IS 'What a page has of its keys, so many bytes of each, without those that are gone.';
 CREATE TABLE dedup.batch (
     consumer_id integer NOT NULL,
     generation integer NOT NULL,
@@ -955,22 +563,6 @@ ALTER TABLE dedup.consumer_action ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTI
     NO MAXVALUE
     CACHE 1
 );
-CREATE TABLE dedup.consumer_deletion (
-    consumer_id integer NOT NULL,
-    name text NOT NULL,
-    epoch bigint NOT NULL,
-    generation integer NOT NULL,
-    reserved bigint DEFAULT 0 NOT NULL,
-    by text NOT NULL,
-    reason text NOT NULL,
-    decided_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
-    ended_at timestamp with time zone
-);
-COMMENT ON TABLE dedup.consumer_deletion IS 'Consumers that were deleted: who decided it, when and why. Kept for ever: a consumer that gets the same name begins above what stands here.';
-COMMENT ON COLUMN dedup.consumer_deletion.epoch IS 'The last epoch of that consumer: no instance of it has a higher one.';
-COMMENT ON COLUMN dedup.consumer_deletion.generation IS 'The keyspace of a consumer that gets the name: keys are hashed with it, so reservations of the deleted consumer do not count for it.';
-COMMENT ON COLUMN dedup.consumer_deletion.reserved IS 'How many reservations its batch records and letters told of. They stay until they are purged.';
-COMMENT ON COLUMN dedup.consumer_deletion.ended_at IS 'When the last row was gone. Null: call delete_portion again.';
 ALTER TABLE dedup.consumer ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME dedup.consumer_id_seq
     START WITH 1
@@ -979,15 +571,6 @@ ALTER TABLE dedup.consumer ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     NO MAXVALUE
     CACHE 1
 );
-CREATE TABLE dedup.consumer_retention (
-    consumer_id integer NOT NULL,
-    retention interval,
-    upkeep boolean NOT NULL,
-    told_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
-);
-COMMENT ON TABLE dedup.consumer_retention IS 'What the settings of a consumer said when it last started. Apart from consumer, whose row a batch keeps locked.';
-COMMENT ON COLUMN dedup.consumer_retention.retention IS 'Limits(retention=): how long it needs its reservations. Null: for ever. A consumer without a row has not said it.';
-COMMENT ON COLUMN dedup.consumer_retention.upkeep IS 'Limits(upkeep=): whether its processes carry retentions out.';
 CREATE TABLE dedup.crash_marker (
     consumer_id integer NOT NULL,
     marker text,
@@ -1112,12 +695,9 @@ CREATE TABLE dedup.letter_history (
     body bytea,
     key uuid,
     idempotence_key text,
-    reserved bigint NOT NULL,
-    payload_hash bigint
+    reserved bigint NOT NULL
 );
 COMMENT ON TABLE dedup.letter_history IS 'What happened to letters: attempts, edits (with what they replaced), discards. Appended only; a letter without rows has failed once.';
-COMMENT ON COLUMN dedup.letter_history.key IS 'What an edit replaced. While its letter is open, blocked or discarded, and holds its key, it holds this one, too.';
-COMMENT ON COLUMN dedup.letter_history.payload_hash IS 'Of the payload that the replaced key was reserved with. Null: that of the letter. Of several rows of one key the first counts.';
 ALTER TABLE dedup.letter_history ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME dedup.letter_history_id_seq
     START WITH 1
@@ -1396,28 +976,6 @@ COMMENT ON TABLE dedup.reservation IS 'Keys that were decided: hash of consumer,
 CREATE TABLE dedup.reservation_000001 (
 )
 INHERITS (dedup.reservation);
-CREATE TABLE dedup.reservation_filter (
-    generation integer NOT NULL,
-    made uuid DEFAULT gen_random_uuid() NOT NULL,
-    kind text NOT NULL,
-    keys bigint NOT NULL,
-    words bigint NOT NULL,
-    parts integer NOT NULL
-);
-COMMENT ON TABLE dedup.reservation_filter IS 'A Bloom filter for each packed table: a key that it does not have is not in the pages. A process reads it in place of the pages.';
-COMMENT ON COLUMN dedup.reservation_filter.made IS 'Names this filter in all copies of the database: a process keeps it under that name.';
-COMMENT ON COLUMN dedup.reservation_filter.kind IS 'How the filter is computed. A process that does not know the kind asks the pages.';
-COMMENT ON COLUMN dedup.reservation_filter.keys IS 'How many keys it was made of. Some may have been freed since.';
-COMMENT ON COLUMN dedup.reservation_filter.words IS 'How many words of 64 bits each of its two halves has: a power of two.';
-CREATE TABLE dedup.reservation_filter_part (
-    generation integer NOT NULL,
-    part integer NOT NULL,
-    made uuid NOT NULL,
-    words bytea NOT NULL
-);
-ALTER TABLE ONLY dedup.reservation_filter_part ALTER COLUMN words SET STORAGE EXTERNAL;
-COMMENT ON TABLE dedup.reservation_filter_part IS 'The words of a filter, little-endian, its first half before its second, so many bytes in a row.';
-COMMENT ON COLUMN dedup.reservation_filter_part.made IS 'The filter whose part it is: a part of another copy of the database is none.';
 CREATE TABLE dedup.reservation_floor (
     consumer_id integer NOT NULL,
     keyspace integer NOT NULL,
@@ -1427,11 +985,6 @@ CREATE TABLE dedup.reservation_floor (
     floor bigint NOT NULL
 );
 COMMENT ON TABLE dedup.reservation_floor IS 'Reservations of positions at or below may have been purged. Apart from checkpoint, whose rows a batch keeps locked while its handler runs. A reset and a new incarnation of the topic leave their old floors behind: they no longer count.';
-CREATE TABLE dedup.reservation_freed (
-    generation integer NOT NULL,
-    key uuid NOT NULL
-);
-COMMENT ON TABLE dedup.reservation_freed IS 'Keys that were freed while their table was being packed: its pages may have them, and are not asked yet.';
 CREATE TABLE dedup.reservation_generation (
     id integer NOT NULL,
     created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
@@ -1439,54 +992,13 @@ CREATE TABLE dedup.reservation_generation (
     purged_at timestamp with time zone,
     closing boolean DEFAULT false NOT NULL,
     phase integer DEFAULT 0 NOT NULL,
-    dropped_at timestamp with time zone,
-    packing text,
-    packing_phase integer,
-    page_shift integer,
-    ranges integer,
-    ranges_packed integer DEFAULT 0 NOT NULL,
-    packed_at timestamp with time zone,
-    rows_dropped_at timestamp with time zone,
-    CONSTRAINT reservation_generation_packing_check CHECK ((packing = ANY (ARRAY['PAGES'::text, 'SETTLING'::text, 'COUNTING'::text, 'PACKED'::text])))
+    dropped_at timestamp with time zone
 );
 COMMENT ON TABLE dedup.reservation_generation IS 'Number n is table reservation_00000n. The one that is neither closed nor closing takes new reservations. While another one is closing, a reservation is written to both: whoever began before that writes the closing one alone.';
 COMMENT ON COLUMN dedup.reservation_generation.purged_at IS 'From then on nobody asks this table: the floors say what is forgotten.';
 COMMENT ON COLUMN dedup.reservation_generation.closing IS 'The next table is there. This one is closed when nobody is left who writes it alone.';
 COMMENT ON COLUMN dedup.reservation_generation.phase IS 'The phase that began when this table became closing, or was purged.';
 COMMENT ON COLUMN dedup.reservation_generation.dropped_at IS 'The table itself is dropped later, when nobody is left who asks it.';
-COMMENT ON COLUMN dedup.reservation_generation.packing IS 'How far packing is. Null: not begun.';
-COMMENT ON COLUMN dedup.reservation_generation.packing_phase IS 'The phase that began with the last step of packing.';
-COMMENT ON COLUMN dedup.reservation_generation.page_shift IS 'The page of a key is its key_head without so many of the last bits.';
-COMMENT ON COLUMN dedup.reservation_generation.ranges IS 'Into how many ranges of keys, of equal width, the pages are written.';
-COMMENT ON COLUMN dedup.reservation_generation.packed_at IS 'From then on the pages are asked, and no longer the rows.';
-COMMENT ON COLUMN dedup.reservation_generation.rows_dropped_at IS 'Table reservation_00000n is dropped; reservation_page_00000n has its keys.';
-CREATE TABLE dedup.reservation_page (
-    page integer NOT NULL,
-    keys bytea NOT NULL,
-    hashes bytea NOT NULL
-);
-ALTER TABLE ONLY dedup.reservation_page ALTER COLUMN keys SET STORAGE EXTERNAL;
-ALTER TABLE ONLY dedup.reservation_page ALTER COLUMN hashes SET STORAGE EXTERNAL;
-ALTER TABLE ONLY dedup.reservation_page REPLICA IDENTITY FULL;
-COMMENT ON TABLE dedup.reservation_page IS 'Packed reservations, 16 to 32 in most pages: keys of 16 bytes, sorted, and payload hashes of 8 bytes. Rows are in the children, one for each packed table. View reservation_key has them one by one.';
-CREATE VIEW dedup.reservation_key AS
- SELECT g.id AS generation,
-    r.key,
-    r.payload_hash
-   FROM ((dedup.reservation r
-     JOIN pg_class c ON ((c.oid = r.tableoid)))
-     LEFT JOIN dedup.reservation_generation g ON ((c.relname = ('reservation_'::text || lpad((g.id)::text, 6, '0'::text)))))
-  WHERE ((g.packed_at IS NULL) AND (g.purged_at IS NULL))
-UNION ALL
- SELECT g.id AS generation,
-    (encode(SUBSTRING(p.keys FROM ((16 * n.at) + 1) FOR 16), 'hex'::text))::uuid AS key,
-    ((('x'::text || encode(SUBSTRING(p.hashes FROM ((8 * n.at) + 1) FOR 8), 'hex'::text)))::bit(64))::bigint AS payload_hash
-   FROM (((dedup.reservation_page p
-     JOIN pg_class c ON ((c.oid = p.tableoid)))
-     JOIN dedup.reservation_generation g ON ((c.relname = ('reservation_page_'::text || lpad((g.id)::text, 6, '0'::text)))))
-     CROSS JOIN LATERAL generate_series(0, ((length(p.keys) / 16) - 1)) n(at))
-  WHERE ((g.packed_at IS NOT NULL) AND (g.purged_at IS NULL));
-COMMENT ON VIEW dedup.reservation_key IS 'Each reserved key with its payload hash and the number of its table, packed or not. Reads everything; without a number: written by hand.';
 CREATE TABLE dedup.reservation_phase (
     one boolean DEFAULT true NOT NULL,
     number integer NOT NULL,
@@ -1584,42 +1096,41 @@ CREATE TABLE public.orders (
     id text NOT NULL,
     amount bigint
 );
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q1', 0, 0, 1, 1, 'e5d118f1-c7ec-43ea-adf8-96cb401ded95', 0, 8, '{[0,9)}', '{[5,6)}', '{}', '{}', 9, 0, 5, 1, 0, 3, 6, '2026-11-27 23:48:14.494324+00', 1);
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q2', 0, 0, 2, 2, 'ad231abd-d3e2-4f7b-9d01-c96a335d50a0', 9, 9, '{[9,10)}', '{}', '{}', '{}', 4, 3, 0, 0, 0, 1, 1, '2026-11-27 23:48:18.647963+00', 2);
-INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 1, 'q2', 0, 0, 2, 2, 'ad231abd-d3e2-4f7b-9d01-c96a335d50a0', 0, 3, '{[0,4)}', '{}', '{}', '{}', 4, 0, 4, 0, 0, 0, 4, '2026-11-27 23:48:18.649123+00', 3);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q1', 0, 0, 1, 1, 'f20f8f81-61ad-4515-9e6b-dd4bd0907bac', 0, 8, '{[0,9)}', '{[5,6)}', '{}', '{}', 9, 0, 5, 1, 0, 3, 6, '2026-11-26 01:43:18.488332+00', 1);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 0, 'q2', 0, 0, 2, 2, '6294b7c5-dced-4dd4-94a0-9cc1408b8a77', 9, 9, '{[9,10)}', '{}', '{}', '{}', 4, 3, 0, 0, 0, 1, 1, '2026-11-26 01:43:18.585569+00', 2);
+INSERT INTO dedup.batch OVERRIDING SYSTEM VALUE VALUES (1, 0, 1, 0, 1, 'q2', 0, 0, 2, 2, '6294b7c5-dced-4dd4-94a0-9cc1408b8a77', 0, 3, '{[0,4)}', '{}', '{}', '{}', 4, 0, 4, 0, 0, 0, 4, '2026-11-26 01:43:18.585786+00', 3);
 INSERT INTO dedup.blocked_sequence VALUES ('3edda3dc-4104-ada9-4a1d-2a8abf33869d', 'shop', 'f047b34d017e83aec272247dfb725ea0', 'REJECTED');
 INSERT INTO dedup.blocked_sequence VALUES ('923f9ce5-6be2-4464-8e08-345f72c2cfa0', 'shop', 'b034a750ad155013d5ffa9676abd78d2', 'KEY_CONFLICT');
 INSERT INTO dedup.checkpoint VALUES (1, 1, 0, 9, '@9', NULL, 'q2', NULL, false);
 INSERT INTO dedup.checkpoint VALUES (1, 1, 1, 3, '@3', NULL, 'q2', NULL, false);
-INSERT INTO dedup.consumer OVERRIDING SYSTEM VALUE VALUES (1, 'shop', 0, 0, 2, 'host', 17490, '70034581-e258-4e13-b111-f03eb9e6926d/pid:[4026531836]/6732486', 'a44bdfe40fc549caadffa5d7c38620ee', '2026-11-27 23:48:15.164443+00', false);
-INSERT INTO dedup.consumer_retention VALUES (1, NULL, false, '2026-11-27 23:48:11.496035+00');
-INSERT INTO dedup.crash_marker VALUES (1, NULL, '2026-11-27 23:48:17.700089+00', '');
-INSERT INTO dedup.dead_letter VALUES ('b034a750ad155013d5ffa9676abd78d2', 'shop', 0, 'broker', 'orders', 0, 0, 8, 0, '@8', NULL, NULL, NULL, false, 'o6', -342871508836800004, '\x7b226964223a20226f36222c2022616d6f756e74223a20387d', 25, NULL, '{}', '{}', 'KEY_CONFLICT', 'the idempotence key was decided before with another payload', NULL, NULL, NULL, 'bafa219d72487b3a', 1, '2026-11-27 23:48:13.995412+00', '2026-11-27 23:48:13.995412+00', 'BLOCKED', 'o6', 'cf6428eeecc44e859b819ef0382c7266', 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
-INSERT INTO dedup.dead_letter VALUES ('cf6428eeecc44e859b819ef0382c7266', 'shop', 0, 'broker', 'orders', 0, 0, 6, 0, '@6', NULL, NULL, 'ff29f4dc-2e53-f852-c7a0-ffa9f5baa385', true, 'o6', -375649414023513670, '\x7b226964223a20226f36222c2022616d6f756e74223a202d317d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-27 23:48:13.995412+00', '2026-11-27 23:48:20.022384+00', 'OPEN', 'o6', NULL, 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
-INSERT INTO dedup.dead_letter VALUES ('f047b34d017e83aec272247dfb725ea0', 'shop', 0, 'broker', 'orders', 0, 0, 9, 0, '@9', NULL, NULL, '5d39535b-e02b-70ca-8fd9-e41af92f9fd1', true, 'o9', -7061129477936675809, '\x7b226964223a20226f39222c2022616d6f756e74223a202d397d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-27 23:48:18.222769+00', '2026-11-27 23:48:20.022384+00', 'OPEN', 'o9', NULL, 0, '3edda3dc-4104-ada9-4a1d-2a8abf33869d', NULL);
-INSERT INTO dedup.dead_letter VALUES ('67ba162b510ee74d3031083044405d14', 'shop', 0, 'broker', 'orders', 0, 0, 7, 0, '@7', NULL, NULL, NULL, false, NULL, 8929066415373255649, '\x7b', 1, NULL, '{}', '{}', 'UNDECODABLE', 'the body is not JSON: Expecting property name enclosed in double quotes, at character 1 of 1', NULL, NULL, NULL, '4f0fe91c49a361d5', 1, '2026-11-27 23:48:13.995412+00', '2026-11-27 23:48:13.995412+00', 'DISCARDED', NULL, NULL, 0, NULL, NULL);
-INSERT INTO dedup.heartbeat VALUES (1, 2, 34, '2026-11-27 23:48:18.611815+00', 19937, '2026-11-27 23:48:14.729225+00');
-INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-27', 1);
-INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-27', 1);
-INSERT INTO dedup.letter_count VALUES ('shop', 'bafa219d72487b3a', 'KEY_CONFLICT', 'BLOCKED', '2026-11-27', 1);
-INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-27', 1);
-INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-27', -1);
-INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'DISCARDED', '2026-11-27', 1);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (1, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-27 23:48:13.995412+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (2, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-27 23:48:20.022384+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (3, 'f047b34d017e83aec272247dfb725ea0', '2026-11-27 23:48:18.222769+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (4, 'f047b34d017e83aec272247dfb725ea0', '2026-11-27 23:48:20.022384+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (5, '67ba162b510ee74d3031083044405d14', '2026-11-27 23:48:20.958659+00', 'DISCARDED', 'ann', 'a test', NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (1, 1, 'shipments', 8, 1, 4, '{"\\x70302d30"}', '{d4d4a0c03e06289e2f1e97b9fd606014}', '{"\\x70302d30"}', NULL, NULL, NULL, '2026-11-27 23:48:11.756672+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (2, 1, 'shipments', 17, 1, 4, '{"\\x70302d34"}', '{34ef7606a5cae919f3e744d92b8ff3f4}', '{"\\x70302d34"}', NULL, NULL, NULL, '2026-11-27 23:48:11.756672+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (3, 1, 'shipments', 30, 1, 4, '{"\\x70302d31"}', '{53c6068aaa2e81bd2065e159617ae8c4}', '{"\\x70302d31"}', NULL, NULL, NULL, '2026-11-27 23:48:11.756672+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (4, 1, 'shipments', 36, 1, 4, '{"\\x70302d32"}', '{8758ed4b0b49563a10bf44d7498c12a5}', '{"\\x70302d32"}', NULL, NULL, NULL, '2026-11-27 23:48:11.756672+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (5, 1, 'shipments', 50, 1, 4, '{"\\x70302d33"}', '{8068f8a750d4eb579325791ea5d3acba}', '{"\\x70302d33"}', NULL, NULL, NULL, '2026-11-27 23:48:11.756672+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (6, 1, 'shipments', 5, 1, 4, '{"\\x70312d33"}', '{efac22ac4fbcf83d8ecaf4e3c37df454}', '{"\\x70312d33"}', NULL, NULL, NULL, '2026-11-27 23:48:15.779714+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (7, 1, 'shipments', 19, 1, 4, '{"\\x70312d32"}', '{10749d28c4ae47e0c7ff7db353015050}', '{"\\x70312d32"}', NULL, NULL, NULL, '2026-11-27 23:48:15.779714+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (8, 1, 'shipments', 41, 1, 4, '{"\\x70312d31"}', '{b81d26c1f5dca1ff0ac4ac4220b182ee}', '{"\\x70312d31"}', NULL, NULL, NULL, '2026-11-27 23:48:15.779714+00', NULL);
-INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (9, 1, 'shipments', 63, 1, 4, '{"\\x70312d30"}', '{2fb90e0d630d76c9c3d554ff1acc9967}', '{"\\x70312d30"}', NULL, NULL, NULL, '2026-11-27 23:48:15.779714+00', NULL);
-INSERT INTO dedup.progress VALUES (1, 2, 'ad231abd-d3e2-4f7b-9d01-c96a335d50a0', '{"part": "", "source": "", "null_key": "dead_letter", "key_scope": "topic", "positions": "auto", "key_columns": "[\"data.id\"]", "key_payload": "[]", "key_encoding": "1", "sequence_key": "[\"data.id\"]"}', 'q2', 0, true, false, '{"NO_KEY": {"lifted": 0, "decided": 13, "failures": []}, "REJECTED": {"lifted": 0, "decided": 11, "failures": []}, "UNDECODABLE": {"lifted": 0, "decided": 14, "failures": [8]}, "KEY_CONFLICT": {"lifted": 0, "decided": 13, "failures": [8]}, "HANDLER_ERROR": {"lifted": 0, "decided": 11, "failures": []}}', '767', 2, 0, 2, '042dbe7c-5738-63a6-5004-d80660bb32d5', 1, 9);
+INSERT INTO dedup.consumer OVERRIDING SYSTEM VALUE VALUES (1, 'shop', 0, 0, 2, 'host', 24406, 'e2397b61-3e17-42b0-949d-b4facdb3ff47/pid:[4026531836]/526407', '7f701c64eed245bd83361e3138f2c854', '2026-11-26 01:43:18.512252+00', false);
+INSERT INTO dedup.crash_marker VALUES (1, NULL, '2026-11-26 01:43:18.551738+00', '');
+INSERT INTO dedup.dead_letter VALUES ('b034a750ad155013d5ffa9676abd78d2', 'shop', 0, 'broker', 'orders', 0, 0, 8, 0, '@8', NULL, NULL, NULL, false, 'o6', -342871508836800004, '\x7b226964223a20226f36222c2022616d6f756e74223a20387d', 25, NULL, '{}', '{}', 'KEY_CONFLICT', 'the idempotence key was decided before with another payload', NULL, NULL, NULL, 'bafa219d72487b3a', 1, '2026-11-26 01:43:18.471756+00', '2026-11-26 01:43:18.471756+00', 'BLOCKED', 'o6', 'cf6428eeecc44e859b819ef0382c7266', 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
+INSERT INTO dedup.dead_letter VALUES ('cf6428eeecc44e859b819ef0382c7266', 'shop', 0, 'broker', 'orders', 0, 0, 6, 0, '@6', NULL, NULL, 'ff29f4dc-2e53-f852-c7a0-ffa9f5baa385', true, 'o6', -375649414023513670, '\x7b226964223a20226f36222c2022616d6f756e74223a202d317d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:43:18.471756+00', '2026-11-26 01:43:18.620592+00', 'OPEN', 'o6', NULL, 0, '923f9ce5-6be2-4464-8e08-345f72c2cfa0', NULL);
+INSERT INTO dedup.dead_letter VALUES ('f047b34d017e83aec272247dfb725ea0', 'shop', 0, 'broker', 'orders', 0, 0, 9, 0, '@9', NULL, NULL, '5d39535b-e02b-70ca-8fd9-e41af92f9fd1', true, 'o9', -7061129477936675809, '\x7b226964223a20226f39222c2022616d6f756e74223a202d397d', 26, NULL, '{}', '{}', 'REJECTED', 'negative amount', NULL, NULL, NULL, '96e88e2be7aea65a', 2, '2026-11-26 01:43:18.572831+00', '2026-11-26 01:43:18.620592+00', 'OPEN', 'o9', NULL, 0, '3edda3dc-4104-ada9-4a1d-2a8abf33869d', NULL);
+INSERT INTO dedup.dead_letter VALUES ('67ba162b510ee74d3031083044405d14', 'shop', 0, 'broker', 'orders', 0, 0, 7, 0, '@7', NULL, NULL, NULL, false, NULL, 8929066415373255649, '\x7b', 1, NULL, '{}', '{}', 'UNDECODABLE', 'the body is not JSON: Expecting property name enclosed in double quotes, at character 1 of 1', NULL, NULL, NULL, '4f0fe91c49a361d5', 1, '2026-11-26 01:43:18.471756+00', '2026-11-26 01:43:18.471756+00', 'DISCARDED', NULL, NULL, 0, NULL, NULL);
+INSERT INTO dedup.heartbeat VALUES (1, 2, 2, '2026-11-26 01:43:18.513474+00', 24464, '2026-11-26 01:43:18.495798+00');
+INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-26', 1);
+INSERT INTO dedup.letter_count VALUES ('shop', 'bafa219d72487b3a', 'KEY_CONFLICT', 'BLOCKED', '2026-11-26', 1);
+INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-26', 1);
+INSERT INTO dedup.letter_count VALUES ('shop', '96e88e2be7aea65a', 'REJECTED', 'OPEN', '2026-11-26', 1);
+INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'DISCARDED', '2026-11-26', 1);
+INSERT INTO dedup.letter_count VALUES ('shop', '4f0fe91c49a361d5', 'UNDECODABLE', 'OPEN', '2026-11-26', -1);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (1, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:43:18.471756+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (2, 'cf6428eeecc44e859b819ef0382c7266', '2026-11-26 01:43:18.620592+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (3, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:43:18.572831+00', 'FAILED', NULL, NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (4, 'f047b34d017e83aec272247dfb725ea0', '2026-11-26 01:43:18.620592+00', 'FAILED', 'root', NULL, NULL, 'negative amount', NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.letter_history OVERRIDING SYSTEM VALUE VALUES (5, '67ba162b510ee74d3031083044405d14', '2026-11-26 01:43:18.636417+00', 'DISCARDED', 'ann', 'a test', NULL, NULL, NULL, NULL, NULL, NULL, 0);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (1, 1, 'shipments', 8, 1, 4, '{"\\x70302d30"}', '{b127ff154a78b7d773fa88cf408fcbb7}', '{"\\x70302d30"}', NULL, NULL, NULL, '2026-11-26 01:43:18.425803+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (2, 1, 'shipments', 17, 1, 4, '{"\\x70302d34"}', '{9db1297e050937a0e42f65c41365fa44}', '{"\\x70302d34"}', NULL, NULL, NULL, '2026-11-26 01:43:18.425803+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (3, 1, 'shipments', 30, 1, 4, '{"\\x70302d31"}', '{1dd17edce5e3694b550ff062d9f60b88}', '{"\\x70302d31"}', NULL, NULL, NULL, '2026-11-26 01:43:18.425803+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (4, 1, 'shipments', 36, 1, 4, '{"\\x70302d32"}', '{9c9c50876323adceeae0c3e4689babce}', '{"\\x70302d32"}', NULL, NULL, NULL, '2026-11-26 01:43:18.425803+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (5, 1, 'shipments', 50, 1, 4, '{"\\x70302d33"}', '{2afe7881b9351fc6f7905a6758a550c2}', '{"\\x70302d33"}', NULL, NULL, NULL, '2026-11-26 01:43:18.425803+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (6, 1, 'shipments', 5, 1, 4, '{"\\x70312d33"}', '{512d4d3bd7c0b5202ce9e68179bda22f}', '{"\\x70312d33"}', NULL, NULL, NULL, '2026-11-26 01:43:18.521881+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (7, 1, 'shipments', 19, 1, 4, '{"\\x70312d32"}', '{5716fbf7a47e76460de31bb516a410ab}', '{"\\x70312d32"}', NULL, NULL, NULL, '2026-11-26 01:43:18.521881+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (8, 1, 'shipments', 41, 1, 4, '{"\\x70312d31"}', '{7b28969eabb4cf1267284a70dd34de79}', '{"\\x70312d31"}', NULL, NULL, NULL, '2026-11-26 01:43:18.521881+00', NULL);
+INSERT INTO dedup.outbox_page OVERRIDING SYSTEM VALUE VALUES (9, 1, 'shipments', 63, 1, 4, '{"\\x70312d30"}', '{50dd2a4d5500f889cd88141b8eb1949c}', '{"\\x70312d30"}', NULL, NULL, NULL, '2026-11-26 01:43:18.521881+00', NULL);
+INSERT INTO dedup.progress VALUES (1, 2, '6294b7c5-dced-4dd4-94a0-9cc1408b8a77', '{"part": "", "source": "", "null_key": "dead_letter", "key_scope": "topic", "positions": "auto", "key_columns": "[\"data.id\"]", "key_payload": "[]", "key_encoding": "1", "sequence_key": "[\"data.id\"]"}', 'q2', 0, true, false, '{"NO_KEY": {"lifted": 0, "decided": 13, "failures": []}, "REJECTED": {"lifted": 0, "decided": 11, "failures": []}, "UNDECODABLE": {"lifted": 0, "decided": 14, "failures": [8]}, "KEY_CONFLICT": {"lifted": 0, "decided": 13, "failures": [8]}, "HANDLER_ERROR": {"lifted": 0, "decided": 11, "failures": []}}', '745', 2, 0, 2, '042dbe7c-5738-63a6-5004-d80660bb32d5', 1, 9);
 INSERT INTO dedup.reservation_000001 VALUES ('02c0a293-80b9-4eae-f7cd-1376de8b14d4', 9104807617809215257);
 INSERT INTO dedup.reservation_000001 VALUES ('5366afa9-2c58-31b0-9955-bc6fdc90b7e5', -3570515298501027116);
 INSERT INTO dedup.reservation_000001 VALUES ('9131c550-6a34-6b3c-35d2-79a2dac2b423', 579894589708390377);
@@ -1631,20 +1142,16 @@ INSERT INTO dedup.reservation_000001 VALUES ('1795e384-6551-44ac-33ea-abcf30b594
 INSERT INTO dedup.reservation_000001 VALUES ('5d39535b-e02b-70ca-8fd9-e41af92f9fd1', -7061129477936675809);
 INSERT INTO dedup.reservation_000001 VALUES ('752c6f9b-0ac7-bc45-cde9-78e083f5f886', -8808074352698615392);
 INSERT INTO dedup.reservation_000001 VALUES ('eb8dc0a0-a267-6f6e-e6aa-5bab3104ce6d', -5188201723765583742);
-INSERT INTO dedup.reservation_generation VALUES (1, '2026-11-27 23:48:07.86791+00', NULL, NULL, false, 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL);
+INSERT INTO dedup.reservation_generation VALUES (1, '2026-11-26 01:43:18.333315+00', NULL, NULL, false, 0, NULL);
 INSERT INTO dedup.reservation_phase VALUES (true, 1);
-INSERT INTO dedup.schema_version VALUES (1, 'state', '0db351d182952eded73643055c71d48060a82ca4ddb43fae4e675b91da4fccc9', 1, '2026-11-27 23:48:07.734336+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (2, 'reservations', '363601ead3474e31bb2f60b0565b3fa81619a34e0ecaf678c627c095aa2e36bd', 2, '2026-11-27 23:48:07.972201+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (3, 'dead_letters', '4ccb9e153e90f825aeba375a9b4758350ba41a19e79c7e7e23eafa958b5265ba', 3, '2026-11-27 23:48:08.513745+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (4, 'event_processors', 'c6c5f6196fd965aa185dbec0d27dba4080ab843424e2038131830d676a9bcef3', 4, '2026-11-27 23:48:08.686232+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (5, 'outbox', '4a4b7b13587adeb31fc3cc43c9482b41ab702254bf166e45a0fd25dbbf283f8e', 5, '2026-11-27 23:48:09.001339+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (6, 'publishers', '6ae5ad2154fcc3ee0a0b036e944e73eb1484338c36d32268c6c11165a4441d76', 6, '2026-11-27 23:48:09.648928+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (7, 'transaction_guard', '48fb111d0ed5eea1374ed02488a5a68219fba78c24c10da201ab01ad58063e16', 7, '2026-11-27 23:48:09.780756+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (8, 'restored', 'a60b3a80fec710f063ee6e0e19d988e95f5e722f499dc1eb2f0e51cd6e396880', 8, '2026-11-27 23:48:09.844754+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (9, 'packed_reservations', '5678a55c61ef2a857229c387223d20eeb536babe3b3bd1dbb9a51486c2dd768a', 9, '2026-11-27 23:48:10.187219+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (10, 'consumer_deletions', '156d73a097d373a2a3dc49f0146d78a191513b9483b4a653e8780d9549e2f2b6', 10, '2026-11-27 23:48:10.330544+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (11, 'earlier_keys', 'ec6c1b70fd2642e91f827094abf1e1fe55e019258f673e48f5fb06ede916db34', 11, '2026-11-27 23:48:10.403367+00', 'postgres');
-INSERT INTO dedup.schema_version VALUES (12, 'retention', '1c46a675a88d839f7c04995dff8712ec7ed6374b30fa44fd138df5421ae2c714', 12, '2026-11-27 23:48:10.502881+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (1, 'state', '0db351d182952eded73643055c71d48060a82ca4ddb43fae4e675b91da4fccc9', 1, '2026-11-26 01:43:18.32494+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (2, 'reservations', '363601ead3474e31bb2f60b0565b3fa81619a34e0ecaf678c627c095aa2e36bd', 2, '2026-11-26 01:43:18.338482+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (3, 'dead_letters', '4ccb9e153e90f825aeba375a9b4758350ba41a19e79c7e7e23eafa958b5265ba', 3, '2026-11-26 01:43:18.364211+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (4, 'event_processors', 'c6c5f6196fd965aa185dbec0d27dba4080ab843424e2038131830d676a9bcef3', 4, '2026-11-26 01:43:18.370982+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (5, 'outbox', '4a4b7b13587adeb31fc3cc43c9482b41ab702254bf166e45a0fd25dbbf283f8e', 5, '2026-11-26 01:43:18.381716+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (6, 'publishers', '6ae5ad2154fcc3ee0a0b036e944e73eb1484338c36d32268c6c11165a4441d76', 6, '2026-11-26 01:43:18.394521+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (7, 'transaction_guard', '48fb111d0ed5eea1374ed02488a5a68219fba78c24c10da201ab01ad58063e16', 7, '2026-11-26 01:43:18.398202+00', 'postgres');
+INSERT INTO dedup.schema_version VALUES (8, 'restored', 'a60b3a80fec710f063ee6e0e19d988e95f5e722f499dc1eb2f0e51cd6e396880', 8, '2026-11-26 01:43:18.402554+00', 'postgres');
 INSERT INTO dedup.sink VALUES (1, 'public.orders', 0, 16384);
 INSERT INTO dedup.sink VALUES (1, 'public.latest', 0, 16389);
 INSERT INTO dedup.topic OVERRIDING SYSTEM VALUE VALUES (1, 1, 'broker', 'orders', 0, NULL);
@@ -1684,14 +1191,10 @@ ALTER TABLE ONLY dedup.checkpoint
     ADD CONSTRAINT checkpoint_pkey PRIMARY KEY (consumer_id, topic_id, partition);
 ALTER TABLE ONLY dedup.consumer_action
     ADD CONSTRAINT consumer_action_pkey PRIMARY KEY (id);
-ALTER TABLE ONLY dedup.consumer_deletion
-    ADD CONSTRAINT consumer_deletion_pkey PRIMARY KEY (consumer_id);
 ALTER TABLE ONLY dedup.consumer
     ADD CONSTRAINT consumer_name_key UNIQUE (name);
 ALTER TABLE ONLY dedup.consumer
     ADD CONSTRAINT consumer_pkey PRIMARY KEY (id);
-ALTER TABLE ONLY dedup.consumer_retention
-    ADD CONSTRAINT consumer_retention_pkey PRIMARY KEY (consumer_id);
 ALTER TABLE ONLY dedup.crash_marker
     ADD CONSTRAINT crash_marker_pkey PRIMARY KEY (consumer_id, scope);
 ALTER TABLE ONLY dedup.dead_letter
@@ -1733,14 +1236,8 @@ ALTER TABLE ONLY dedup.publisher
 ALTER TABLE ONLY dedup.reservation_000001
     ADD CONSTRAINT reservation_000001_key_key UNIQUE (key);
 ALTER TABLE ONLY dedup.reservation_000001 REPLICA IDENTITY USING INDEX reservation_000001_key_key;
-ALTER TABLE ONLY dedup.reservation_filter_part
-    ADD CONSTRAINT reservation_filter_part_pkey PRIMARY KEY (generation, part);
-ALTER TABLE ONLY dedup.reservation_filter
-    ADD CONSTRAINT reservation_filter_pkey PRIMARY KEY (generation);
 ALTER TABLE ONLY dedup.reservation_floor
     ADD CONSTRAINT reservation_floor_pkey PRIMARY KEY (consumer_id, keyspace, topic_id, incarnation, partition);
-ALTER TABLE ONLY dedup.reservation_freed
-    ADD CONSTRAINT reservation_freed_pkey PRIMARY KEY (generation, key);
 ALTER TABLE ONLY dedup.reservation_generation
     ADD CONSTRAINT reservation_generation_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY dedup.reservation_phase
@@ -1757,7 +1254,6 @@ ALTER TABLE ONLY public.latest
     ADD CONSTRAINT latest_pkey PRIMARY KEY (id);
 CREATE INDEX batch_seen ON dedup.batch USING btree (consumer_id, topic_id, incarnation, partition, last_seen);
 CREATE INDEX batch_seq ON dedup.batch USING btree (consumer_id, seq);
-CREATE INDEX consumer_deletion_name ON dedup.consumer_deletion USING btree (name);
 CREATE INDEX dead_letter_age ON dedup.dead_letter USING btree (last_failed_at) WHERE (status = ANY (ARRAY['OPEN'::text, 'BLOCKED'::text]));
 CREATE INDEX dead_letter_done ON dedup.dead_letter USING btree (consumer, source, topic, incarnation, partition, sequence_number, part) WHERE (status <> ALL (ARRAY['OPEN'::text, 'BLOCKED'::text]));
 CREATE INDEX dead_letter_fingerprint ON dedup.dead_letter USING btree (fingerprint, consumer, source, topic, incarnation, partition, sequence_number, part) WHERE (status = ANY (ARRAY['OPEN'::text, 'BLOCKED'::text]));
@@ -1770,7 +1266,6 @@ CREATE INDEX dead_letter_sequence_name ON dedup.dead_letter USING btree ("left"(
 CREATE INDEX dead_letter_waiting ON dedup.dead_letter USING btree (consumer, source, topic, incarnation, partition, sequence_number, part) WHERE (status = ANY (ARRAY['OPEN'::text, 'BLOCKED'::text]));
 CREATE INDEX letter_count_group ON dedup.letter_count USING btree (fingerprint, kind, consumer, status, failed_on);
 CREATE INDEX letter_duplicate_letter ON dedup.letter_duplicate USING btree (letter_id);
-CREATE INDEX letter_history_key ON dedup.letter_history USING btree (key) WHERE (key IS NOT NULL);
 CREATE INDEX letter_history_letter ON dedup.letter_history USING btree (letter_id, at);
 CREATE INDEX letter_history_reserved ON dedup.letter_history USING btree (reserved) WHERE (reserved <> 0);
 CREATE INDEX outbox_number ON dedup.outbox USING brin (number) WITH (pages_per_range='32', autosummarize='on');
@@ -1795,8 +1290,6 @@ ALTER TABLE ONLY dedup.checkpoint
     ADD CONSTRAINT checkpoint_topic_id_fkey FOREIGN KEY (topic_id) REFERENCES dedup.topic(id);
 ALTER TABLE ONLY dedup.consumer_action
     ADD CONSTRAINT consumer_action_consumer_id_fkey FOREIGN KEY (consumer_id) REFERENCES dedup.consumer(id);
-ALTER TABLE ONLY dedup.consumer_retention
-    ADD CONSTRAINT consumer_retention_consumer_id_fkey FOREIGN KEY (consumer_id) REFERENCES dedup.consumer(id) ON DELETE CASCADE;
 ALTER TABLE ONLY dedup.crash_marker
     ADD CONSTRAINT crash_marker_consumer_id_fkey FOREIGN KEY (consumer_id) REFERENCES dedup.consumer(id);
 ALTER TABLE ONLY dedup.heartbeat
@@ -1821,16 +1314,10 @@ ALTER TABLE ONLY dedup.publisher_event
     ADD CONSTRAINT publisher_event_publisher_id_fkey FOREIGN KEY (publisher_id) REFERENCES dedup.publisher(id);
 ALTER TABLE ONLY dedup.publisher_lane
     ADD CONSTRAINT publisher_lane_publisher_id_fkey FOREIGN KEY (publisher_id) REFERENCES dedup.publisher(id);
-ALTER TABLE ONLY dedup.reservation_filter
-    ADD CONSTRAINT reservation_filter_generation_fkey FOREIGN KEY (generation) REFERENCES dedup.reservation_generation(id);
-ALTER TABLE ONLY dedup.reservation_filter_part
-    ADD CONSTRAINT reservation_filter_part_generation_fkey FOREIGN KEY (generation) REFERENCES dedup.reservation_filter(generation) ON DELETE CASCADE;
 ALTER TABLE ONLY dedup.reservation_floor
     ADD CONSTRAINT reservation_floor_consumer_id_fkey FOREIGN KEY (consumer_id) REFERENCES dedup.consumer(id);
 ALTER TABLE ONLY dedup.reservation_floor
     ADD CONSTRAINT reservation_floor_topic_id_fkey FOREIGN KEY (topic_id) REFERENCES dedup.topic(id);
-ALTER TABLE ONLY dedup.reservation_freed
-    ADD CONSTRAINT reservation_freed_generation_fkey FOREIGN KEY (generation) REFERENCES dedup.reservation_generation(id);
 ALTER TABLE ONLY dedup.sink
     ADD CONSTRAINT sink_consumer_id_fkey FOREIGN KEY (consumer_id) REFERENCES dedup.consumer(id);
 ALTER TABLE ONLY dedup.topic
