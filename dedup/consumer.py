@@ -51,7 +51,7 @@ from dedup.pipeline.handlers import (
 from dedup.pipeline.registered import Registered
 from dedup.pipeline.report import OnBatch, Report, tell
 from dedup.pipeline.tx import Handler
-from dedup.pipeline.upkeep import OwnUpkeep, by_hand
+from dedup.pipeline.upkeep import OwnUpkeep
 from dedup.settings import CONSUMER, Limits, Takeover, hints, horizon, mapping, names_of
 
 log = logging.getLogger("dedup")
@@ -159,11 +159,11 @@ class Consumer(Registered):
         self._marker = CrashMarker(lambda: self.store.crash_marker(self.name), lambda text: self.store.set_crash_marker(self.name, text))
 
     def _own_upkeep(self) -> OwnUpkeep | None:
-        """What `Limits(upkeep=True)` asks for. It ends with this object, or with the interpreter."""
+        """What `Limits(upkeep=True)` asks for. No portion of it begins after the end of this object."""
         if not self.limits.upkeep or self._retention is None:
             return None
-        made = OwnUpkeep(self.name, partial(self.store.upkeep_turn, self.name, self._retention), by_hand(self._retention))
-        weakref.finalize(self, made.stop)
+        made = OwnUpkeep(self.name, partial(self.store.upkeep_turn, self.name, self._retention))
+        weakref.finalize(self, made.let_end).atexit = False  # at the end of the process it is waited for
         return made
 
     def __getstate__(self) -> dict[str, Any]:

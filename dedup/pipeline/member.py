@@ -99,8 +99,8 @@ class Member:
         head = job.store.join(
             self.name, holder, takeover_after=job.takeover_after, force=job.takeover, on_wait=lambda *what: self._tell(*what)
         )
+        self.epoch = head.epoch  # from here on it is on record, and leaves
         job.tell_retention()
-        self.epoch = head.epoch
         log.info("%s: joined epoch %d", self.name, self.epoch, extra={"epoch": self.epoch})
 
     def _tell(self, seconds: float, who: str) -> None:

@@ -9,21 +9,28 @@ Called by the consumer and by the members of a runner, after their batches.
 
 from __future__ import annotations
 
+import atexit
 import datetime as dt
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from checkpoint.errors import command
 from dedup import logs
 from dedup.core.retention import UpkeepTurn
 
 log = logging.getLogger("dedup")
 
+BY_HAND = "`dedup upkeep --yes` with the longest `--retention` that any consumer of this store needs"
+"""What does the same, for all consumers: with the retention of one it would forget what another one needs."""
+
 _STOPPING = 5.0
 """Seconds that a stop waits for the portion that runs."""
+
+_ENDING = 30.0
+"""Seconds that the end of the process waits for it: an interpreter that ends while a thread is inside delta-rs crashes."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +49,15 @@ class OwnUpkeep:
 
     Args:
         begin: makes a turn.
-        by_hand: the command that does the same.
     """
 
-    def __init__(self, consumer: str, begin: Callable[[], UpkeepTurn], by_hand: str, pace: Pace | None = None) -> None:
-        self._consumer, self._begin, self._by_hand, self._pace = consumer, begin, by_hand, pace or Pace()
+    def __init__(self, consumer: str, begin: Callable[[], UpkeepTurn], pace: Pace | None = None) -> None:
+        self._consumer, self._begin, self._pace = consumer, begin, pace or Pace()
         self._lock, self._stopping = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._turn: UpkeepTurn | None = None
         self._due, self._failed, self._kept = 0.0, 0, tuple[str, ...]()
+        _MADE.add(self)
 
     def after_batch(self) -> None:
         """Begin a turn in its thread, if one is due and none runs. Returns at once, and raises nothing.
@@ -67,10 +74,17 @@ class OwnUpkeep:
             except RuntimeError:  # the interpreter ends, or the system has no thread left: the next batch tries again
                 self._thread = None
 
-    def stop(self) -> None:
+    def let_end(self) -> None:
+        """Let no further portion begin. Waits for nothing, so that a garbage collection may call it. Crash: as of `after_batch`."""
+        self._stopping.set()
+
+    def stop(self, seconds: float = _STOPPING) -> None:
         """End the turn that runs, if one does, with the portion in hand, which is cancelled where that can be done.
 
         A later batch begins another one.
+
+        Args:
+            seconds: how long it waits for the portion.
 
         Crash: as of `after_batch`.
         """
@@ -80,13 +94,13 @@ class OwnUpkeep:
         if thread is not None and thread.is_alive() and thread is not threading.current_thread():
             if turn is not None:
                 turn.stop()
-            thread.join(_STOPPING)
+            thread.join(seconds)
 
     def _run(self, stopping: threading.Event) -> None:
         with logs.about(consumer=self._consumer):
             try:
                 self._go(stopping)
-            except Exception as error:  # noqa: BLE001 - a thread of ours: no batch fails for it
+            except BaseException as error:  # noqa: BLE001 - a thread of ours: no batch fails for it. A panic of delta-rs is no Exception
                 self._note(error, stopping)
             else:
                 self._failed, self._due = 0, time.monotonic() + self._pace.every
@@ -109,7 +123,7 @@ class OwnUpkeep:
             log.warning("%s: upkeep: %s", self._consumer, why)
         self._kept = kept
 
-    def _note(self, error: Exception, stopping: threading.Event) -> None:
+    def _note(self, error: BaseException, stopping: threading.Event) -> None:
         if stopping.is_set():  # it was cancelled
             return
         self._failed += 1
@@ -119,16 +133,24 @@ class OwnUpkeep:
             return
         self._due = time.monotonic() + self._pace.pause
         log.warning(
-            "%s: its upkeep failed %d times, and rests for %s. The stream goes on, and old reservations stay. Run %s, which tells what is "
-            "wrong. The last error: %s",
+            "%s: its upkeep failed %d times, and rests for %s. The stream goes on, and old reservations stay. To see what is wrong, run "
+            "%s. The last error: %s",
             self._consumer,
             self._failed,
             dt.timedelta(seconds=self._pace.pause),
-            self._by_hand,
+            BY_HAND,
             error,
         )
 
 
-def by_hand(retention: dt.timedelta) -> str:
-    """The command that does what the upkeep does by itself."""
-    return command("upkeep", "--retention", f"{retention.total_seconds():.0f}s", "--yes")
+_MADE: weakref.WeakSet[OwnUpkeep] = weakref.WeakSet()
+"""Those of this process; one whose thread runs stays."""
+
+
+@atexit.register
+def _end() -> None:
+    made, until = list(_MADE), time.monotonic() + _ENDING
+    for each in made:
+        each.let_end()
+    for each in made:
+        each.stop(max(until - time.monotonic(), 0.0))

@@ -1,20 +1,25 @@
 """The upkeep that a consumer's own process does beside its batches: small portions, on a connection of its own.
 
 The tables of reservations have the keys of all consumers. So what is purged is older than the longest retention that any of them has told,
-and while one has told none, nothing is. One session of the whole schema has the turn, by an advisory lock that ends with it. Each portion
-is a transaction, the same functions as `dedup upkeep` calls, and the server ends one that takes too long. Called by store.py.
+and while one has told none, nothing is. That is counted back by the server's clock: the hosts of consumers have clocks of their own.
+
+Each portion is a transaction, with the same functions as `dedup upkeep` calls, and the server ends one that takes too long. It holds an
+advisory lock: one portion of the whole schema runs at a time. Nothing stays with the session between two portions, because a pooler may
+give that to somebody else. Called by store.py.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any
 
 import psycopg
 
 from checkpoint.postgres.connection import Connection, translating
 from checkpoint.postgres.sql import Statements
+from dedup.core.bloom import Bloom
 from dedup.core.retention import PurgeBound
 from dedup.postgres import stored_filter
 from dedup.postgres.connection import Pool
@@ -72,68 +77,102 @@ class PgTending:
             return [name for (name,) in connection.execute(self._sql["holding_up"], {}).fetchall()]
 
 
+class _Elsewhere(Exception):
+    """Another session has a portion in hand, or this turn was stopped."""
+
+
 class PgUpkeepTurn:
     """One turn. Its connection is there while `portions` is open."""
 
     def __init__(self, consumer: str, retention: dt.timedelta, sql: Statements, connect: Connecting) -> None:
         self._consumer, self._retention, self._sql, self._connect = consumer, retention, sql, connect
         self._connection: Connection | None = None
+        self._stopped, self._unsaid = False, list[str]()
         self.kept: tuple[str, ...] = ()
 
     def portions(self) -> Generator[str, None, None]:
         """Messages of this consumer; then, for all consumers: rotate, purge, merge records, drop, pack, and make filters.
 
-        Nothing where another session has the turn.
+        Ends where another session has a portion in hand.
 
         Raises:
             StoreError: a portion failed; those before it are done.
 
-        Crash: each portion is done or not, and the lock ends with the session; the next turn goes on, of whatever process.
+        Crash: each portion is done or not, and the lock ends with it; the next turn goes on, of whatever process.
         """
-        with self._connect() as connection, translating(f"The upkeep of {self._consumer!r}"):
+        with self._connect() as connection, translating(f"The upkeep of {self._consumer!r}"), suppress(_Elsewhere):
             self._connection = connection
-            connection.execute(self._sql["set_session"], {"name": "statement_timeout", "value": f"{LONGEST}s"})
-            if value(connection, self._sql["take_upkeep"]):
-                yield from self._messages(connection)
-                yield from self._forgotten(connection)
-                yield from self._packed(connection)
+            yield from self._messages(connection)
+            yield from self._forgotten(connection)
+            yield from self._packed(connection)
 
     def stop(self) -> None:
-        """Cancel the statement that runs now, if one does."""
+        """Cancel the statement that runs now, if one does, and let no further portion begin."""
+        self._stopped = True
         if self._connection is not None:
             with suppress(psycopg.Error):
                 self._connection.cancel_safe(timeout=2.0)
 
+    @contextmanager
+    def _portion(self, connection: Connection) -> Iterator[None]:
+        """The transaction of a portion. Raises _Elsewhere where another session has one in hand, or after a stop."""
+        with connection.transaction():
+            connection.execute(self._sql["set_local"], {"name": "statement_timeout", "value": f"{LONGEST}s"})
+            if self._stopped or not value(connection, self._sql["take_upkeep"]):
+                raise _Elsewhere
+            yield
+
+    def _done(self, connection: Connection, name: str, **parameters: object) -> Any:
+        """What this statement returns, as a portion."""
+        with self._portion(connection):
+            return value(connection, self._sql[name], **parameters)
+
     def _messages(self, connection: Connection) -> Iterator[str]:
-        old = {"consumer": self._consumer, "before": _ago(self._retention), "most": MESSAGES}
-        while count := value(connection, self._sql["outbox_purge_some"], **old):
+        old = {"consumer": self._consumer, "age": self._retention, "most": MESSAGES}
+        while count := self._done(connection, "outbox_purge_some", **old):
             yield f"deleted {count} sent messages"
 
     def _forgotten(self, connection: Connection) -> Iterator[str]:
-        retention, unsaid = connection.execute(self._sql["common_retention"], {}).fetchone() or (None, [])
-        if unsaid or retention is None:
-            self.kept = (_UNSAID.format(", ".join(unsaid)),)
-            return
-        before = _ago(retention)
-        bounds = [PurgeBound(*row) for row in connection.execute(self._sql["purge_bounds"], {"before": before}).fetchall()]
-        self.kept = tuple(told for bound in bounds if (told := bound.told(before)))
-        if value(connection, self._sql["rotation_due"], age=retention / TABLES):
-            yield f"began {value(connection, self._sql['rotate'])}"
-            value(connection, self._sql["close_reservations"])
-        if count := value(connection, self._sql["purge"], before=before, although_behind=[]):
+        if (began := self._rotated(connection)) is not None:
+            yield f"began {began}"
+            self._done(connection, "close_reservations")
+        if count := self._purged(connection):
             yield f"gave up {count} tables of reservations"
-        yield from self._cleared(connection)
+        if not self._unsaid:
+            yield from self._cleared(connection)
+
+    def _rotated(self, connection: Connection) -> str | None:
+        """The table that was begun, where one was due."""
+        with self._portion(connection):
+            retention, _, unsaid = self._common(connection)
+            due = retention is not None and not unsaid and value(connection, self._sql["rotation_due"], age=retention / TABLES)
+            return value(connection, self._sql["rotate"]) if due else None
+
+    def _purged(self, connection: Connection) -> int:
+        """How many tables were given up: in one transaction with a look at what consumers have told."""
+        with self._portion(connection):
+            _, before, self._unsaid = self._common(connection)
+            if self._unsaid:
+                self.kept = (_UNSAID.format(", ".join(self._unsaid)),)
+                return 0
+            bounds = [PurgeBound(*row) for row in connection.execute(self._sql["purge_bounds"], {"before": before}).fetchall()]
+            self.kept = tuple(told for bound in bounds if (told := bound.told(before)))
+            return int(value(connection, self._sql["purge"], before=before, although_behind=[]))
+
+    def _common(self, connection: Connection) -> Any:
+        """The longest retention, the time that it goes back to, and the consumers that have told none."""
+        return connection.execute(self._sql["common_retention"], {}).fetchone()
 
     def _cleared(self, connection: Connection) -> Iterator[str]:
         """What a purge leaves, also one that somebody else has begun."""
         for (name,) in connection.execute(self._sql["consumers"], {}).fetchall():
-            if value(connection, self._sql["merge_batches"], consumer=name):
+            if self._done(connection, "merge_batches", consumer=name):
                 yield f"merged the old batch records of {name}"
-        while value(connection, self._sql["purged_left"]) and (table := value(connection, self._sql["drop_purged"])):
+        while self._done(connection, "purged_left") and (table := self._done(connection, "drop_purged")):
             yield f"dropped {table}"
 
     def _packed(self, connection: Connection) -> Iterator[str]:
-        while (done := value(connection, self._sql["pack"], portion=PACKED)) not in (None, "waiting"):
+        while (done := self._done(connection, "pack", portion=PACKED)) not in (None, "waiting"):
             yield f"packing: {done}"
         for (number,) in connection.execute(self._sql["without_filter"], {}).fetchall():
             with suppress(psycopg.errors.UndefinedTable):  # purged since
@@ -141,11 +180,15 @@ class PgUpkeepTurn:
 
     def _filtered(self, connection: Connection, number: int) -> Iterator[str]:
         growing = stored_filter.growing(connection, self._sql, number, about(connection, self._sql, (), (number,)))
-        bloom = next(growing)
-        for _ in growing:  # the same one, with more keys
+        with self._portion(connection):
+            bloom = next(growing)
+        while self._grew(connection, growing):
             yield f"read keys of packed table {number}"
-        yield f"the filter of packed table {number}: {stored_filter.keep(connection, self._sql, number, bloom)}"
+        with self._portion(connection):
+            kept = stored_filter.keep(connection, self._sql, number, bloom)
+        yield f"the filter of packed table {number}: {kept}"
 
-
-def _ago(retention: dt.timedelta) -> dt.datetime:
-    return dt.datetime.now(dt.UTC) - retention
+    def _grew(self, connection: Connection, growing: Iterator[Bloom]) -> bool:
+        """Whether the filter has got more keys."""
+        with self._portion(connection):
+            return next(growing, None) is not None

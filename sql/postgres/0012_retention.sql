@@ -26,4 +26,4 @@ create function {schema}.upkeep_lock() returns bigint
     language sql stable set search_path = {schema}, pg_temp
 as $body$ select (1684366450::bigint << 32) | 'reservation'::regclass::oid::bigint $body$;
 comment on function {schema}.upkeep_lock() is
-    'The advisory lock of the session that does a consumer''s own upkeep. Taken before all others, without waiting. No batch takes it.';
+    'The advisory lock of a portion of a consumer''s own upkeep. Taken before all others, without waiting. No batch takes it.';

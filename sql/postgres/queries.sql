@@ -272,10 +272,6 @@ where a.pid = %(pid)s and a.backend_start = %(start)s and a.backend_xid = (%(xid
 -- Reads a setting.
 select current_setting('lock_timeout');
 
--- name: set_session
--- Set one parameter for a session of our own.
-select set_config(%(name)s, %(value)s, false);
-
 -- name: set_local
 -- Change a setting until the end of the transaction.
 -- Local: a pooled session never carries it into somebody else's transaction.
@@ -1272,9 +1268,9 @@ on conflict (consumer_id) do update set retention = excluded.retention, upkeep =
 where (r.retention, r.upkeep) is distinct from (excluded.retention, excluded.upkeep);
 
 -- name: common_retention
--- The longest retention of all consumers, and the names of those that have told none.
--- One snapshot.
-select retention, unsaid from {schema}.common_retention();
+-- The longest retention of all consumers, the time that it goes back to by the server's clock, and the names of those that have told none.
+-- One snapshot. Without a zone a day has 24 hours.
+select retention, (clock_timestamp() at time zone 'utc' - retention) at time zone 'utc', unsaid from {schema}.common_retention();
 
 -- name: holding_up
 -- Consumers that have told no retention, while another one's own upkeep waits for that.
@@ -1282,26 +1278,28 @@ select retention, unsaid from {schema}.common_retention();
 select unnest(unsaid) from {schema}.common_retention() where exists (select from {schema}.consumer_retention where upkeep);
 
 -- name: take_upkeep
--- Take the turn of a consumer's own upkeep for this session; returns whether nobody else has it.
--- Never waits. It ends with the session.
-select pg_try_advisory_lock({schema}.upkeep_lock());
+-- Lock a portion of a consumer's own upkeep; returns whether nobody else has one in hand.
+-- Never waits. It ends with the transaction: a pooler gives the session to others then.
+select pg_try_advisory_xact_lock({schema}.upkeep_lock());
 
 -- name: outbox_purge_some
--- Delete some messages that were sent or discarded before a time; how many.
+-- Delete some messages that were sent or discarded so long ago, by the server's clock; how many.
 -- Nobody looks at these any more. A row that a purge beside it deletes is waited for, and then skipped.
-with rows as (
-    delete from {schema}.outbox where number in (
-        select number from {schema}.outbox
-        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state in (1, 4) and changed_at < %(before)s
+with old as (
+    select id, (clock_timestamp() at time zone 'utc' - %(age)s) at time zone 'utc' as before from {schema}.consumer where name = %(consumer)s
+), rows as (
+    delete from {schema}.outbox where state in (1, 4) and ctid = any(array(
+        select o.ctid from {schema}.outbox o
+        where o.consumer_id = (select id from old) and o.state in (1, 4) and o.changed_at < (select before from old)
         limit %(most)s
-    )
+    ))
     returning number
 ), pages as (
-    delete from {schema}.outbox_page where page in (
-        select page from {schema}.outbox_page
-        where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and sent_at < %(before)s
+    delete from {schema}.outbox_page where page = any(array(
+        select p.page from {schema}.outbox_page p
+        where p.consumer_id = (select id from old) and p.sent_at < (select before from old)
         limit %(most)s / 100
-    )
+    ))
     returning messages
 )
 select (select count(*) from rows) + (select coalesce(sum(messages), 0)::int8 from pages);

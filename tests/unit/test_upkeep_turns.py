@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -11,7 +12,8 @@ from collections.abc import Callable, Generator
 import pytest
 
 from checkpoint.errors import StoreUnavailable
-from dedup.pipeline.upkeep import OwnUpkeep, Pace, by_hand
+from dedup.pipeline.upkeep import OwnUpkeep, Pace
+from kit.paths import environment
 
 NEVER = 1000.0
 
@@ -39,7 +41,7 @@ class Portions:
 
 def upkeep(begin: Callable[[], Portions], **pace: float) -> OwnUpkeep:
     """Turns without pauses, unless that is asked for."""
-    return OwnUpkeep("shop", begin, "`dedup upkeep`", Pace(**{"every": 0.0, "rest": 0.0, **pace}))  # type: ignore[arg-type]
+    return OwnUpkeep("shop", begin, Pace(**{"every": 0.0, "rest": 0.0, **pace}))  # type: ignore[arg-type]
 
 
 def ended(made: OwnUpkeep) -> None:
@@ -123,7 +125,12 @@ def test_an_upkeep_that_fails_pauses_says_what_to_do_and_tries_again_later(caplo
         ended(made)
     assert not begins
     (warned,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "failed 3 times" in warned and "`dedup upkeep`" in warned and "no right to purge" in warned and "stream goes on" in warned
+    assert (
+        "failed 3 times" in warned
+        and "`dedup upkeep --yes` with the longest" in warned
+        and "no right to purge" in warned
+        and "stream goes on" in warned
+    )
     assert sum("tried again" in r.getMessage() for r in caplog.records) == 4
 
 
@@ -137,6 +144,63 @@ def test_why_less_is_forgotten_is_told_once(caplog: pytest.LogCaptureFixture) ->
     assert [r.getMessage() for r in caplog.records] == ["shop: upkeep: two told no retention", "shop: upkeep: three told no retention"]
 
 
-def test_the_command_that_is_named_takes_the_retention() -> None:
-    """In a unit that the command line reads."""
-    assert by_hand(dt.timedelta(days=30)) == "`dedup upkeep --retention 2592000s --yes`"
+ENDING = """
+import threading, time
+from dedup.pipeline.upkeep import OwnUpkeep
+begun = threading.Event()
+class Turn:
+    kept = ()
+    def portions(self):
+        for number in range(3):
+            begun.set()
+            time.sleep(6)
+            print("done", number, flush=True)
+            yield "done"
+    def stop(self):
+        pass
+OwnUpkeep("shop", Turn).after_batch()
+begun.wait(30)
+"""
+
+
+def test_the_end_of_the_process_waits_for_the_portion_that_runs() -> None:
+    """One that cannot be cancelled: a thread that is inside delta-rs when the interpreter ends crashes the process. No other one begins."""
+    ended = subprocess.run([sys.executable, "-c", ENDING], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done 0\n", "")
+
+
+def test_a_consumer_that_is_collected_lets_its_turn_end() -> None:
+    """Whoever drops it waits for nothing; the portion in hand is done, and no further one begins."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def act() -> None:
+        begun.set()
+        gate.wait(30)
+
+    turn = Portions(act, lambda: None)
+    made = upkeep(lambda: turn)
+    made.after_batch()
+    assert begun.wait(30)
+    made.let_end()
+    assert not turn.stopped.is_set()
+    gate.set()
+    ended(made)
+    assert turn.done == 1 and turn.closed
+
+
+class Panic(BaseException):
+    """As the panics of delta-rs are."""
+
+
+def test_a_panic_is_a_failure_as_any_other(caplog: pytest.LogCaptureFixture) -> None:
+    """It counts, the upkeep pauses after three, and no thread ends with a trace."""
+
+    def fail() -> None:
+        raise Panic("index out of bounds")
+
+    made = upkeep(lambda: Portions(fail), pause=NEVER)
+    for _ in range(5):
+        made.after_batch()
+        ended(made)
+    (warned,) = [r.getMessage() for r in caplog.records]
+    assert "failed 3 times" in warned and "index out of bounds" in warned

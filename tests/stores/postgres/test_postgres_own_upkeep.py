@@ -22,6 +22,7 @@ from dedup.postgres import PostgresStore
 from dedup.signals.standing import look
 from fixtures.fix_postgres import run
 from kit.aged import MONTH, age, deliver, now
+from kit.clock import showing
 from kit.orders import batch, consumer, event, ids, write_orders
 from kit.paths import environment
 from kit.pg_proxy import until
@@ -134,6 +135,30 @@ def test_while_one_process_has_the_turn_no_other_one_begins(aged: PostgresPlace)
     assert run(aged.url, PURGED) == [(1,)]
 
 
+def test_nothing_stays_with_a_session_between_two_portions(aged: PostgresPlace) -> None:
+    """A pooler gives the session to others then: neither the lock nor the limit of time is left in it, and others may have a portion."""
+    deliver(aged, 1, "b", retention=MONTH)
+    turn: Any = aged.store().upkeep_turn("shop", MONTH)
+    before = run(aged.url, "show statement_timeout")
+    done = list[str]()
+    for told in turn.portions():
+        done.append(told)
+        assert run(aged.url, "select count(*) from pg_locks where locktype = 'advisory'") == [(0,)], told
+        assert turn._connection.execute("show statement_timeout").fetchall() == before, told
+    assert any(told.startswith("gave up") for told in done) and len(done) > 2
+
+
+def test_a_host_whose_clock_is_wrong_purges_nothing_too_early(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten years ahead: the retention goes back from the server's time, and the key of 90 days ago is known."""
+    monkeypatch.setattr("dedup.postgres.tending.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
+    made = consumer(aged.store(), retention=12 * MONTH, upkeep=True)
+    made(batch(event(1, "b", enqueued_time=now())), 1)
+    turned(made)
+    assert run(aged.url, PURGED) == [(0,)]
+    deliver(aged, 2, "a", retention=MONTH)
+    assert sorted(ids(aged.read())) == ["a", "b"]
+
+
 def test_a_stop_cancels_the_portion_that_runs(aged: PostgresPlace, caplog: pytest.LogCaptureFixture) -> None:
     """The portion waits for a lock: stop ends it at once, its connection is gone, and nothing is logged as a failure."""
     made = consumer(aged.store(), **OWN)
@@ -196,7 +221,7 @@ def test_a_role_that_may_not_purge_is_told_what_to_do(
         assert made(batch(event(number, f"c{number}", enqueued_time=now())), number).processed == 1
         turned(made)
     (warned,) = [r.getMessage() for r in caplog.records if "its upkeep failed" in r.getMessage()]
-    assert "failed 3 times" in warned and "purge_reservations" in warned and "dedup upkeep --retention 2592000s" in warned
+    assert "failed 3 times" in warned and "purge_reservations" in warned and "the longest `--retention` that any consumer" in warned
 
 
 def test_a_long_retention_is_told_as_it_is(aged: PostgresPlace) -> None:

@@ -24,6 +24,7 @@ from deadletter.store import Commit, Free
 from dedup import DeadLetters, PostgresStore
 from fixtures.fix_postgres import run
 from kit import pg_server
+from kit.aged import MONTH, months_later, now
 from kit.least import LOGINS, LeastPlace, logging_in
 from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.paths import ROOT
@@ -186,6 +187,24 @@ def test_the_runtime_role_keeps_checkpoints_of_processors(place: LeastPlace) -> 
     (won,) = processors.claim_ownership([{**where, "owner_id": "me", "last_modified_time": 0.0, "etag": ""}])
     processors.update_checkpoint({**where, "offset": "1", "sequence_number": 1})
     assert won["owner_id"] == "me" and next(iter(processors.list_checkpoints("ns", "hub", "g")))["sequence_number"] == 1
+
+
+def test_who_runs_tells_the_retention_and_who_operates_does_the_upkeep(place: LeastPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """Without `upkeep=True` it tells what it needs; with it, it purges, packs and makes filters, and nothing fails."""
+    consumer(place.store(), retention=MONTH)(batch(event(0, "a")), 0)
+    assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(MONTH, False)]
+    place.store().rotate_reservations()
+    months_later(PostgresPlace(place.super))
+    consumer(place.store())(batch(event(1, "b", enqueued_time=now())), 1)
+    assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(None, False)]
+    place.url = place.of("operate")
+    made = consumer(place.store(), retention=MONTH, upkeep=True)
+    made(batch(event(2, "c", enqueued_time=now())), 2)
+    assert made._upkeep is not None and made._upkeep._thread is not None
+    made._upkeep._thread.join(60)
+    assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(MONTH, True)]
+    assert place.execute("select count(*) from dedup.reservation_generation where dropped_at is not null") == [(1,)]
+    assert "upkeep" not in caplog.text
 
 
 def test_who_operates_packs_and_frees_and_who_runs_finds(place: LeastPlace) -> None:
