@@ -110,7 +110,7 @@ DELTA = (
     ),
     Mutant(
         "a purge drops rows of its own day",
-        "dedup/delta/store.py",
+        "dedup/delta/tending.py",
         "drop_reservations(min(before, decided))",
         "drop_reservations(before)",
         _PURGES + "test_a_purge_drops_nothing_that_was_reserved_after_it",

@@ -148,6 +148,20 @@ def test_nothing_stays_with_a_session_between_two_portions(aged: PostgresPlace) 
     assert any(told.startswith("gave up") for told in done) and len(done) > 2
 
 
+def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace) -> None:
+    """Also where transactions are serializable by default: a packing with an older snapshot would miss keys that were freed meanwhile."""
+    deliver(aged, 1, "b", retention=MONTH)
+    run(aged.url, "create table seen (level text)")
+    run(aged.url, "alter function dedup.pack_reservations(bigint) rename to not_called")
+    told = "insert into seen select current_setting('transaction_isolation'); select null::text"
+    run(aged.url, f"create function dedup.pack_reservations(portion bigint) returns text language sql as $body$ {told} $body$")
+    (name,) = run(aged.url, "select current_database()")[0]
+    run(aged.url, f"alter database {name} set default_transaction_isolation = serializable")
+    turn: Any = aged.store().upkeep_turn("shop", MONTH)
+    list(turn.portions())
+    assert run(aged.url, "select level from seen") == [("read committed",)]
+
+
 def test_a_host_whose_clock_is_wrong_purges_nothing_too_early(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten years ahead: the retention goes back from the server's time, and the key of 90 days ago is known."""
     monkeypatch.setattr("dedup.postgres.tending.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
