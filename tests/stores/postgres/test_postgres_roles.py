@@ -30,6 +30,7 @@ from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.paths import ROOT
 from kit.people import failing
 from kit.pg_help import chunk, epoch, keys, purge_all
+from kit.places import PostgresPlace
 
 pytestmark = pytest.mark.xdist_group("roles")  # which all databases of a server share
 
@@ -190,11 +191,13 @@ def test_the_runtime_role_keeps_checkpoints_of_processors(place: LeastPlace) -> 
 
 
 def test_who_runs_tells_the_retention_and_who_operates_does_the_upkeep(place: LeastPlace, caplog: pytest.LogCaptureFixture) -> None:
-    """Without `upkeep=True` it tells what it needs; with it, it purges, packs and makes filters, and nothing fails."""
+    """Who runs cannot purge, and hears which role can; who operates purges, packs and makes filters, and nothing fails."""
     consumer(place.store(), retention=MONTH)(batch(event(0, "a")), 0)
     assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(MONTH, False)]
-    place.store().rotate_reservations()
+    PostgresStore(place.super).rotate_reservations()
     months_later(PostgresPlace(place.super))
+    with pytest.raises(StoreError, match="the role dedup_operate"):
+        list(place.store().upkeep_turn("shop", MONTH).portions())
     consumer(place.store())(batch(event(1, "b", enqueued_time=now())), 1)
     assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(None, False)]
     place.url = place.of("operate")
