@@ -41,6 +41,8 @@ _SEVERAL = "tx.connection takes one statement at a time. Call execute once for e
 def connect(dsn: str) -> Connection:
     """A new connection in autocommit: transactions are begun and ended by statements of our own. Raises psycopg.Error."""
     connection = psycopg.connect("", **settings(dsn))
+    # Each statement of a function has to see what was committed before it, whatever the database's default is.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     wire.register(connection)
     charset.teach(connection)
     _read_dates(connection)

@@ -131,7 +131,7 @@ class Deletes:
         Crash: the portion is gone or not.
         """
         self.on_step("delete_portion")
-        done: str | None = state.value(connection, self._sql["delete_portion"], id=number, most=PORTION)
+        done: str | None = state.call(connection, self._sql["delete_portion"], id=number, most=PORTION)
         return done
 
 

@@ -65,6 +65,18 @@ def value(connection: Connection, statement: bytes, **parameters: object) -> Any
     return row[0]
 
 
+def call(connection: Connection, statement: bytes, **parameters: object) -> Any:
+    """The one value that a function of ours returns, in a transaction of its own.
+
+    Outside one the database's default would decide what the function sees: with the one snapshot of a serializable call it would miss what
+    was committed while it waited for a lock.
+
+    Crash: all that the function does is done, or nothing.
+    """
+    with connection.transaction():
+        return value(connection, statement, **parameters)
+
+
 def refuse_restored(consumer: str, what: str | None) -> None:
     """Raise StoreRestored where tables of the state were restored, all of them or some."""
     if what is not None:

@@ -520,8 +520,8 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
         Crash: the new table is there and current, or not there at all. The old one is closed by whoever commits next.
         """
         with self._connection("Rotating reservations") as connection:
-            name = state.value(connection, self._sql["rotate"])
-            connection.execute(self._sql["close_reservations"], {})
+            name = state.call(connection, self._sql["rotate"])
+            state.call(connection, self._sql["close_reservations"])
         return str(name)
 
     def pack_reservations(self, *, patience: float = upkeep.PATIENCE, portion: int = upkeep.PACKED_AT_ONCE, rest: float = 0.0) -> int:
@@ -570,9 +570,9 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
 
     def _purge(self, before: dt.datetime, although_behind: Collection[str], patience: float) -> int:
         with self._connection("Purging reservations") as connection:
-            count = state.value(connection, self._sql["purge"], before=before, although_behind=list(although_behind))
+            count = state.call(connection, self._sql["purge"], before=before, although_behind=list(although_behind))
             for (name,) in connection.execute(self._sql["consumers"], {}).fetchall():
-                connection.execute(self._sql["merge_batches"], {"consumer": name})
+                state.call(connection, self._sql["merge_batches"], consumer=name)
             upkeep.drop_purged(connection, self._sql, patience)
         return int(count)
 
@@ -580,6 +580,7 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
         """Forget reservations and sent messages that are older than that: rotate, purge, merge and drop, pack, and purge the outboxes.
 
         For a scheduler, so often as it likes: a new table is begun once in a thirtieth of the retention. Neither it nor any batch waits.
+        The retention goes back from the server's time, whatever the clock here says.
 
         Args:
             although_behind: consumers that count as having read everything.
@@ -587,7 +588,7 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
 
         Crash: each step is a transaction of its own, and the next upkeep goes on.
         """
-        before = dt.datetime.now(dt.UTC) - retention
+        before: dt.datetime = self._asked("ago", age=retention)
         told = self._kept(before, although_behind)
         if dry_run:
             count, packed = (self._asked(name, before=before, although_behind=list(although_behind)) for name in ("purgeable", "packable"))
@@ -598,9 +599,9 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
         done = [Upkept("tables of reservations", "", count, told), Upkept("packed tables", "", packed)]
         return [*done, *purge_messages(self, before, dry_run=dry_run)]
 
-    def _asked(self, name: str, **parameters: object) -> int:
+    def _asked(self, name: str, **parameters: object) -> Any:
         with self._connection("Looking at the tables of reservations") as connection:
-            return int(state.value(connection, self._sql[name], **parameters))
+            return state.value(connection, self._sql[name], **parameters)
 
     def close(self) -> None:
         """Let go of connections: another instance may then take over at once. The store can be used again."""

@@ -101,8 +101,6 @@ class PgUpkeepTurn:
         Crash: each portion is done or not, and the lock ends with it; the next turn goes on, of whatever process.
         """
         with self._connect() as connection, translating(f"The upkeep of {self._consumer!r}"), suppress(_Elsewhere):
-            # Each statement of a function has to see what was committed before it, whatever the database's default is.
-            connection.isolation_level, connection.read_only = psycopg.IsolationLevel.READ_COMMITTED, False
             self._connection = connection
             yield from self._messages(connection)
             yield from self._forgotten(connection)

@@ -15,7 +15,7 @@ from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements
 from dedup.postgres import stored_filter
 from dedup.postgres.key_filter import about
-from dedup.postgres.state import value
+from dedup.postgres.state import call, value
 
 log = logging.getLogger("dedup")
 
@@ -41,7 +41,7 @@ def pack(connection: Connection, sql: Statements, patience: float, portion: int,
     Crash: each key is in the rows or in the pages that are asked, and the next call goes on with the step that was not committed.
     """
     count, until, pause = 0, time.monotonic() + patience, _Rest(rest)
-    while (done := value(connection, sql["pack"], portion=portion)) is not None:
+    while (done := call(connection, sql["pack"], portion=portion)) is not None:
         count += done == "dropped"
         if done != "waiting":
             pause()
@@ -92,7 +92,7 @@ def drop_purged(connection: Connection, sql: Statements, patience: float) -> Non
     """
     until = time.monotonic() + patience
     while left := value(connection, sql["purged_left"]):
-        if value(connection, sql["drop_purged"]) is not None:
+        if call(connection, sql["drop_purged"]) is not None:
             continue
         if time.monotonic() >= until:
             log.warning("%d tables of reservations are purged, but open transactions may ask them: the next purge drops them", left)

@@ -1239,6 +1239,11 @@ where closed_at is not null and purged_at is null and rows_dropped_at is null an
 -- One snapshot; none is due while another one is closing.
 select (count(*) = 1 and min(created_at) < clock_timestamp() - %(age)s)::int from {schema}.reservation_generation where closed_at is null;
 
+-- name: ago
+-- The time so long before now, by the server's clock.
+-- One snapshot; without a zone a day has 24 hours.
+select (clock_timestamp() at time zone 'utc' - %(age)s) at time zone 'utc';
+
 -- name: merge_batches
 -- Merge the batch records of a consumer whose reservations were given up.
 -- A transaction for each consumer; a reader sees the records before or after.

@@ -148,7 +148,19 @@ def test_nothing_stays_with_a_session_between_two_portions(aged: PostgresPlace) 
     assert any(told.startswith("gave up") for told in done) and len(done) > 2
 
 
-def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace) -> None:
+def by_itself(place: PostgresPlace, retention: dt.timedelta) -> None:
+    """A turn of the consumer's own upkeep."""
+    turn: Any = place.store().upkeep_turn("shop", retention)
+    list(turn.portions())
+
+
+def by_command(place: PostgresPlace, retention: dt.timedelta) -> None:
+    """As `dedup upkeep` does it."""
+    PostgresStore(place.url).upkeep(retention)
+
+
+@pytest.mark.parametrize("act", [by_itself, by_command])
+def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace, act: Callable[..., None]) -> None:
     """Also where transactions are serializable by default: a packing with an older snapshot would miss keys that were freed meanwhile."""
     deliver(aged, 1, "b", retention=MONTH)
     run(aged.url, "create table seen (level text)")
@@ -157,9 +169,18 @@ def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace)
     run(aged.url, f"create function dedup.pack_reservations(portion bigint) returns text language sql as $body$ {told} $body$")
     (name,) = run(aged.url, "select current_database()")[0]
     run(aged.url, f"alter database {name} set default_transaction_isolation = serializable")
-    turn: Any = aged.store().upkeep_turn("shop", MONTH)
-    list(turn.portions())
+    act(aged, MONTH)
     assert run(aged.url, "select level from seen") == [("read committed",)]
+
+
+def test_a_host_whose_clock_is_wrong_purges_nothing_by_a_command(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a consumer's own upkeep: the key of 90 days ago is known."""
+    monkeypatch.setattr("dedup.postgres.store.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
+    deliver(aged, 1, "b", retention=MONTH)
+    by_command(aged, 12 * MONTH)
+    assert run(aged.url, PURGED) == [(0,)]
+    deliver(aged, 2, "a", retention=MONTH)
+    assert sorted(ids(aged.read())) == ["a", "b"]
 
 
 def test_a_host_whose_clock_is_wrong_purges_nothing_too_early(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
