@@ -25,6 +25,7 @@ from benchmarks.reserved import generate, reserve
 from benchmarks.run import database, server
 from benchmarks.stream import Seconds, Way, contest, middle
 from dedup.postgres import PostgresStore
+from dedup.postgres.tending import TABLES
 from dedup.spark.session import local_session
 
 HERE = Path(__file__).parent
@@ -49,19 +50,23 @@ class Growth:
     Args:
         reservations: of each store, ascending: the measure compares the last one with the first.
         by_hand: up to so many keys the ways by hand are run, too.
-        table: reservations of one PostgreSQL table; then they are rotated.
+        table: reservations of one PostgreSQL table; then they are rotated, and packed. None: a thirtieth of all, as `dedup upkeep` does it.
         more: also measure a process on PostgreSQL that has just started: its filter of known keys is not there yet.
         one_table: also measure reservations that were never rotated.
     """
 
     reservations: tuple[int, ...] = (1_000_000, 10_000_000, 100_000_000)
     by_hand: int = 10_000_000
-    table: int = 10_000_000
+    table: int | None = None
     more: bool = False
     one_table: bool = False
     events: int = 50_000
     batches: int = 20
     warm: int = 8
+
+    def rotated(self, count: int) -> int:
+        """Reservations of one table where there are so many in all."""
+        return self.table or max(1, count // TABLES)
 
 
 @dataclass(frozen=True)
@@ -160,10 +165,10 @@ class Place(NamedTuple):
 
 
 def _layouts(sizes: Growth, count: int) -> list[Layout]:
-    found = [Layout("dedup", sizes.table)]
+    found = [Layout("dedup", sizes.rotated(count))]
     if sizes.more:
-        found.append(Layout("dedup, just started", sizes.table, filtered=False))
-    if sizes.one_table and count > sizes.table:
+        found.append(Layout("dedup, just started", sizes.rotated(count), filtered=False))
+    if sizes.one_table and count > sizes.rotated(count):
         found.append(Layout("dedup, never rotated", None))
     return found
 
@@ -191,7 +196,8 @@ def _fill(dsn: str, count: int, table: int | None) -> None:
     postgres.create_sinks(dsn)
     with closing(PostgresStore(dsn)) as store:
         store.migrate()
-    generate(dsn, count, table)
+        generate(dsn, count, table)
+        store.pack_reservations()
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
@@ -244,7 +250,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("stores", nargs="*", metavar="store", help="postgres, delta; default: both")
     parser.add_argument("--reservations", type=int, nargs="+", default=Growth.reservations, help="sizes (default: %(default)s)")
-    for name in ("by_hand", "table", "batches", "warm"):
+    parser.add_argument("--table", type=int, help="reservations of one table on PostgreSQL (default: a thirtieth of all)")
+    for name in ("by_hand", "batches", "warm"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Growth, name), help="default: %(default)s")
     parser.add_argument("--more", action="store_true", help="also a process that has just started (PostgreSQL)")
     parser.add_argument("--one-table", action="store_true", help="also reservations that were never rotated")

@@ -39,11 +39,13 @@ def reserve(store: Any, count: int, *, step: int = STEP, rotate_every: int | Non
     Args:
         rotate_every: begin a new table of reservations after as many keys (PostgreSQL).
     """
-    epoch = take_epoch(store, NAME, "filling", 1.0, force=True).epoch
-    for done in range(0, count, step):
-        if rotate_every is not None and done and done % rotate_every == 0:
+    epoch, table = take_epoch(store, NAME, "filling", 1.0, force=True).epoch, rotate_every or count
+    for begun in range(0, count, table):
+        if begun:
             store.rotate_reservations()
-        _reserve(store, epoch, keys(min(step, count - done), seed + done))
+        until = min(begun + table, count)
+        for done in range(begun, until, step):
+            _reserve(store, epoch, keys(min(step, until - done), seed + done))
 
 
 def generate(dsn: str, count: int, rotate_every: int | None = None) -> None:
@@ -52,15 +54,20 @@ def generate(dsn: str, count: int, rotate_every: int | None = None) -> None:
     Args:
         rotate_every: begin a new table of reservations after as many keys.
     """
-    step = min(STEP, rotate_every or STEP)
+    table = rotate_every or count
     with psycopg.connect(dsn, autocommit=True) as connection:
-        for done in range(0, count, step):
-            if rotate_every is not None and done and done % rotate_every == 0:
+        for begun in range(0, count, table):
+            if begun:
                 connection.execute("SELECT dedup.rotate_reservations()")
-            row = connection.execute("SELECT max(id) FROM dedup.reservation_generation").fetchone()
-            assert row is not None
-            connection.execute(MADE.format(row[0]).encode(), {"count": min(step, count - done)})
+            _fill_newest(connection, min(table, count - begun))
         connection.execute("SELECT dedup.close_reservations()")  # as the next batch would: from then on another table is current alone
+
+
+def _fill_newest(connection: psycopg.Connection[Any], count: int) -> None:
+    row = connection.execute("SELECT max(id) FROM dedup.reservation_generation").fetchone()
+    assert row is not None
+    for done in range(0, count, STEP):
+        connection.execute(MADE.format(row[0]).encode(), {"count": min(STEP, count - done)})
 
 
 def _reserve(store: Any, epoch: int, wanted: pa.Table) -> None:

@@ -45,19 +45,32 @@ def test_bytes_are_of_reservations_that_are_there(postgres: str, tmp_path: Path)
     assert 60 < measure.ours < 200
 
 
+def tables(dsn: str) -> list[int]:
+    """Reservations of each table."""
+    with psycopg.connect(dsn) as connection:
+        return [count for (count,) in connection.execute("select count(*) from dedup.reservation group by tableoid order by tableoid")]
+
+
 def test_reservations_are_made_in_as_many_tables_as_asked(postgres: str) -> None:
-    """Rotation comes before the next key is written, and no key is made twice."""
+    """Rotation comes before the next key is written, also inside a step, and no key is made twice."""
     from benchmarks.reserved import reserve
     from dedup.postgres import PostgresStore
 
     store = PostgresStore(postgres)
-    reserve(store, 700, step=100, rotate_every=300)
-    with psycopg.connect(postgres) as connection:
-        tables = connection.execute("select count(*) from dedup.reservation group by tableoid order by tableoid").fetchall()
-    assert tables == [(300,), (300,), (100,)]
+    reserve(store, 700, step=200, rotate_every=300)
+    assert tables(postgres) == [300, 300, 100]
     with pytest.raises(AssertionError, match="100 keys are known"):
         reserve(store, 100, step=100)
     store.close()
+
+
+def test_reservations_are_generated_in_as_many_tables_as_asked(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a table is no multiple of a step."""
+    from benchmarks import reserved
+
+    monkeypatch.setattr(reserved, "STEP", 200)
+    reserved.generate(postgres, 700, 300)
+    assert tables(postgres) == [300, 300, 100]
 
 
 IN_TASKS = [f"delta/{name}" for name in ("foreach_arrow_vs_append_50k", "foreach_vs_floor", "foreach_arrow_vs_append")]
