@@ -1,4 +1,4 @@
-"""`Limits(upkeep=True)`: a consumer that forgets by itself what is older than its retention, on every store."""
+"""`Limits(upkeep=True)`: a consumer that forgets by itself what is older than its retention, on every store where Spark does not commit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from dedup import Consumer
+from fixtures.fix_places import WITHOUT_SPARK
 from kit.aged import MONTH, age, deliver, now
 from kit.orders import assert_proven, batch, consumer, event, ids, orders
 from kit.outgoing import Receiver, dispatcher, publisher
 from kit.places import Place, PostgresPlace
+
+pytestmark = pytest.mark.parametrize("place", WITHOUT_SPARK, indirect=True)  # it is refused where Spark commits
 
 OWN = {"retention": MONTH, "upkeep": True}
 

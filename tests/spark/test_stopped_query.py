@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,10 +158,13 @@ def test_what_a_handler_raises_after_its_query_was_stopped_says_nothing(spark: S
     (tmp_path / "landing").mkdir()
     pq.write_table(batch(*orders([0])), tmp_path / "landing/0.parquet")
     ended: list[Exception] = []
-    query = started(spark, place, tmp_path, failing_once_it_is_stopped, 0.0, ended)
-    query.stop()
+    query, until = started(spark, place, tmp_path, failing_once_it_is_stopped, 0.0, ended), time.monotonic() + PATIENCE
+    stopping = threading.Thread(target=query.stop)  # it waits for the handler
+    stopping.start()
+    while query.isActive and time.monotonic() < until:
+        time.sleep(0.02)
     (tmp_path / "stopped").touch()
-    until = time.monotonic() + PATIENCE
+    stopping.join(PATIENCE)
     while not ended and time.monotonic() < until:
-        time.sleep(0.05)
+        time.sleep(0.02)
     assert [type(error) for error in ended] == [SparkGone] and "query was stopped" in str(ended[0]) and letters(place.store()) == []

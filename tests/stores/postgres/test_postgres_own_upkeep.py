@@ -30,6 +30,8 @@ from kit.places import PostgresPlace
 
 OWN = {"retention": MONTH, "upkeep": True}
 PURGED = "select count(*) from dedup.reservation_generation where purged_at is not null"
+HERE = "database = (select oid from pg_database where datname = current_database())"
+ADVISORY = f"select count(*) from pg_locks where locktype = 'advisory' and {HERE}"
 WAITING = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 CHILD = """
@@ -143,7 +145,7 @@ def test_nothing_stays_with_a_session_between_two_portions(aged: PostgresPlace) 
     done = list[str]()
     for told in turn.portions():
         done.append(told)
-        assert run(aged.url, "select count(*) from pg_locks where locktype = 'advisory'") == [(0,)], told
+        assert run(aged.url, ADVISORY) == [(0,)], told
         assert turn._connection.execute("show statement_timeout").fetchall() == before, told
     assert any(told.startswith("gave up") for told in done) and len(done) > 2
 
