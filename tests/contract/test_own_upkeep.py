@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from dedup import Consumer
 from fixtures.fix_places import WITHOUT_SPARK
-from kit.aged import MONTH, age, deliver, now
+from kit.aged import ADVISORY, MONTH, age, deliver, now, turned
 from kit.orders import assert_proven, batch, consumer, event, ids, orders
 from kit.outgoing import Receiver, dispatcher, publisher
 from kit.places import Place, PostgresPlace
@@ -24,13 +23,6 @@ def aged(place: Place) -> Place:
     """Its first event was decided 90 days ago."""
     age(place, retention=MONTH)
     return place
-
-
-def turned(made: Consumer, seconds: float = 60) -> None:
-    """The turn that its last batch has begun is over."""
-    assert made._upkeep is not None and made._upkeep._thread is not None
-    made._upkeep._thread.join(seconds)
-    assert not made._upkeep._thread.is_alive()
 
 
 def test_a_consumer_forgets_by_itself_what_is_older_than_its_retention(aged: Place) -> None:
@@ -93,4 +85,4 @@ def test_two_instances_at_once_forget_once(aged: Place) -> None:
     assert sorted(ids(aged.read())) == ["a", "a", "b", "b"]  # one b of each consumer
     assert_proven(aged.store())
     if isinstance(aged, PostgresPlace):
-        assert aged.execute("select count(*) from pg_locks where locktype = 'advisory'") == [(0,)]
+        assert aged.execute(ADVISORY) == [(0,)]

@@ -13,6 +13,7 @@ from dedup import Consumer, DeltaStore, PostgresStore
 from dedup.pipeline.report import Report
 from dedup.verify import verify
 from fixtures.fix_postgres import run
+from kit.aged import turned
 from kit.paths import ROOT
 
 KEYS, PURGE, UPGRADE = ((ROOT / "docs/how-to" / page).read_text() for page in ("keys.md", "purge.md", "upgrade.md"))
@@ -98,8 +99,7 @@ def test_a_consumer_does_its_upkeep_as_shown(postgres: str) -> None:
     exec(blocks("python", PURGE)[0].replace("postgresql://localhost/shop", postgres), names)
     made: Consumer = names["consumer"]
     handled(made, *BODIES)
-    assert made._upkeep is not None and made._upkeep._thread is not None
-    made._upkeep._thread.join(60)
+    turned(made)
     assert run(postgres, "select extract(day from retention)::int, upkeep from dedup.consumer_retention") == [(30, True)]
 
 

@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from dedup import Consumer
 from fixtures.fix_postgres import run
 from kit.clock import showing
 from kit.orders import batch, consumer, event
 from kit.places import Place, PostgresPlace
 
 MONTH = dt.timedelta(days=30)
+
+HERE = "database = (select oid from pg_database where datname = current_database())"
+ADVISORY = f"select count(*) from pg_locks where locktype = 'advisory' and {HERE}"
+"""Advisory locks of this database: other tests use the server at the same time."""
 
 
 def now() -> dt.datetime:
@@ -26,6 +31,13 @@ def months_later(place: PostgresPlace) -> None:
     earlier = ", ".join(f"{name} = {name} - interval '90 days'" for name in ("created_at", "closed_at"))
     run(place.url, f"update dedup.reservation_generation set {earlier} where closed_at is not null")
     run(place.url, "update dedup.checkpoint set enqueued_time = enqueued_time - interval '90 days'")
+
+
+def turned(made: Consumer) -> None:
+    """The turn of the upkeep that its last batch has begun is over."""
+    assert made._upkeep is not None and made._upkeep._thread is not None
+    made._upkeep._thread.join(60)
+    assert not made._upkeep._thread.is_alive()
 
 
 def deliver(place: Place, number: int, id: str, time: dt.datetime | None = None, **settings: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup import DeltaStore
-from kit.aged import MONTH, age, deliver, now
+from kit.aged import MONTH, age, deliver, now, turned
 from kit.orders import assert_proven, batch, consumer, event, ids, write_orders
 from kit.paths import environment
 from kit.places import DeltaPlace
@@ -57,8 +57,7 @@ def test_a_process_that_dies_in_its_upkeep_leaves_nothing_behind(aged: DeltaPlac
     assert sorted(ids(aged.read())) == ["a", "a", "b"]
     made = consumer(aged.store(), **OWN)
     made(batch(event(3, "b", enqueued_time=now())), 3)
-    assert made._upkeep is not None and made._upkeep._thread is not None
-    made._upkeep._thread.join(60)
+    turned(made)
     store: Any = aged.store()
     since = store.reserved_since("shop")
     assert since is not None and since > now() - MONTH

@@ -21,7 +21,7 @@ from dedup import Consumer
 from dedup.postgres import PostgresStore
 from dedup.signals.standing import look
 from fixtures.fix_postgres import run
-from kit.aged import MONTH, age, deliver, now
+from kit.aged import ADVISORY, MONTH, age, deliver, now, turned
 from kit.clock import showing
 from kit.orders import batch, consumer, event, ids, write_orders
 from kit.paths import environment
@@ -30,13 +30,11 @@ from kit.places import PostgresPlace
 
 OWN = {"retention": MONTH, "upkeep": True}
 PURGED = "select count(*) from dedup.reservation_generation where purged_at is not null"
-HERE = "database = (select oid from pg_database where datname = current_database())"
-ADVISORY = f"select count(*) from pg_locks where locktype = 'advisory' and {HERE}"
 WAITING = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 CHILD = """
 import sys, time
-from kit.aged import MONTH, now
+from kit.aged import ADVISORY, MONTH, now
 from kit.orders import batch, consumer, event
 from dedup.postgres import PostgresStore
 made = consumer(PostgresStore(sys.argv[1]), retention=MONTH, upkeep=True)
@@ -54,13 +52,6 @@ def aged(postgres: str) -> PostgresPlace:
     place.create_sink()
     age(place, retention=MONTH)
     return place
-
-
-def turned(made: Consumer) -> None:
-    """The turn that its last batch has begun is over."""
-    assert made._upkeep is not None and made._upkeep._thread is not None
-    made._upkeep._thread.join(60)
-    assert not made._upkeep._thread.is_alive()
 
 
 def go_on(place: PostgresPlace, number: int = 1) -> Consumer:

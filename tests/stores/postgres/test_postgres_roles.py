@@ -24,7 +24,7 @@ from deadletter.store import Commit, Free
 from dedup import DeadLetters, PostgresStore
 from fixtures.fix_postgres import run
 from kit import pg_server
-from kit.aged import MONTH, months_later, now
+from kit.aged import MONTH, months_later, now, turned
 from kit.least import LOGINS, LeastPlace, logging_in
 from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.paths import ROOT
@@ -203,8 +203,7 @@ def test_who_runs_tells_the_retention_and_who_operates_does_the_upkeep(place: Le
     place.url = place.of("operate")
     made = consumer(place.store(), retention=MONTH, upkeep=True)
     made(batch(event(2, "c", enqueued_time=now())), 2)
-    assert made._upkeep is not None and made._upkeep._thread is not None
-    made._upkeep._thread.join(60)
+    turned(made)
     assert place.execute("select retention, upkeep from dedup.consumer_retention") == [(MONTH, True)]
     assert place.execute("select count(*) from dedup.reservation_generation where dropped_at is not null") == [(1,)]
     assert "upkeep" not in caplog.text
