@@ -56,6 +56,8 @@ NAMES = {
     "postgres/packed_lookup_100m",
     "delta/restart_100m_s",
     "delta/restart_100m_mb",
+    "postgres/purge_beside",
+    "delta/purge_beside",
     "delta/markers_year",
     "objectstore/requests_small_batch",
     "objectstore/append",

@@ -39,3 +39,9 @@ def test_a_known_hole_fails_and_a_service_that_is_away_does_not(audit: ModuleTyp
     hole = {"id": "GHSA-1", "fix_versions": ["2.0"]}
     packages = [{"name": "a", "version": "1.0", "vulns": [hole]}, {"name": "b", "skip_reason": "not found"}, {"name": "c", "vulns": []}]
     assert audit.holes({"dependencies": packages}) == (["a 1.0: GHSA-1, fixed in ['2.0']"], 1)
+
+
+def test_a_network_that_swallows_requests_holds_nothing_up(audit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for holes is ended after a while, and that is said: no answer is no hole."""
+    monkeypatch.setattr(audit, "PATIENCE", 0.05)
+    assert audit.ask_for_holes() == ([], "The pinned packages were not audited: no answer within 0.05 s.")
