@@ -136,11 +136,11 @@ class Engine(Protocol):
     def blanked_at(self, table: DeltaTable) -> dt.datetime | None:
         """When files were last written anew by `blank`, as far as the log is kept; None where that was never. Raises StoreUnavailable."""
 
-    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, at_once: int | None = None) -> None:
+    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
         """Few large files for many small ones. Crash: the old ones or the new ones are in the table.
 
         Args:
-            at_once: so many partitions at a time, if the engine can do that. None: one for each core.
+            tasks: so many partitions at a time, if the engine can do that. None: one for each core.
         """
 
     def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
@@ -253,10 +253,10 @@ class DeltaRs:
         times = [entry["timestamp"] for entry in tables.history_of(table, None) if BLANKED in entry]
         return dt.datetime.fromtimestamp(max(times) / 1000, dt.UTC) if times else None
 
-    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, at_once: int | None = None) -> None:
+    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
         """Laid out as the files were in the first place: one letter must not cost reading a million bodies. Crash: as Engine says."""
         layout = WriterProperties(max_row_group_size=row_group, compression="SNAPPY")
-        table.optimize.compact(target_size=target_size, max_concurrent_tasks=at_once, writer_properties=layout)
+        table.optimize.compact(target_size=target_size, max_concurrent_tasks=tasks, writer_properties=layout)
 
     def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
         """Crash: some are deleted."""
@@ -325,7 +325,7 @@ class SparkEngine:
         times = [c.timestamp for c in self.side().history(table.table_uri) or () if c.operation == "UPDATE"]
         return max(times) if times else None
 
-    def compact(self, table: Any, target_size: int, row_group: int, *, at_once: int | None = None) -> None:
+    def compact(self, table: Any, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
         """Crash: the old files or the new ones are in the table."""
         side = self.side()
         side.run(f"OPTIMIZE {side.sql_name(table.table_uri)}", f"{table.table_uri} could not be compacted")

@@ -141,7 +141,7 @@ class Tending:
             # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
             for uri in (state.ledger.uri, state.letters_uri):
                 if compact:
-                    yield partial(upkeep.compact, uri, engine, at_once=1)  # the other cores are left to the stream
+                    yield partial(upkeep.compact, uri, engine, tasks=1)  # the other cores are left to the stream
                 yield partial(upkeep.vacuum, uri, engine, full=full)
             yield partial(upkeep.expire, state.outbox_uris(), engine)
             if state.keys.copies is not None:

@@ -42,13 +42,13 @@ TARGET_BYTES = 64 * 1024 * 1024
 """Size above which a file is left alone."""
 
 
-def compact(uri: str, engine: Engine, *, at_once: int | None = None) -> None:
+def compact(uri: str, engine: Engine, *, tasks: int | None = None) -> None:
     """Rewrite small files of each partition into one. Crash: the old files or the new ones are in the table.
 
     Args:
-        at_once: so many partitions at a time; None: one for each core.
+        tasks: so many partitions at a time; None: one for each core.
     """
-    _quietly(uri, engine, lambda table: engine.compact(table, TARGET_BYTES, ROW_GROUP, at_once=at_once), "compacted")
+    _quietly(uri, engine, lambda table: engine.compact(table, TARGET_BYTES, ROW_GROUP, tasks=tasks), "compacted")
 
 
 def vacuum(uri: str, engine: Engine, *, full: bool = True) -> None:

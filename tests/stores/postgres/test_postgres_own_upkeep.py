@@ -34,7 +34,7 @@ WAITING = "select pid from pg_stat_activity where datname = current_database() a
 
 CHILD = """
 import sys, time
-from kit.aged import ADVISORY, MONTH, now
+from kit.aged import MONTH, now
 from kit.orders import batch, consumer, event
 from dedup.postgres import PostgresStore
 made = consumer(PostgresStore(sys.argv[1]), retention=MONTH, upkeep=True)
