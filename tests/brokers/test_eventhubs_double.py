@@ -16,6 +16,8 @@ from kit.eventhubs.ceiling import ceiling
 from kit.eventhubs.clients import bodies, numbers, receive, receive_aio, send, send_aio
 from kit.eventhubs.control import Double
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def hub(new_hub: MakeHub) -> str:

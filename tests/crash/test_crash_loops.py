@@ -90,6 +90,7 @@ def test_loops_at_once_share_the_seeds_and_the_journal(tmp_path: Path) -> None:
     assert "delta**: 3 iterations, seeds 4-7" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_a_row_that_is_missing_and_a_row_that_is_there_twice_are_told(tmp_path: Path) -> None:
     """The loops can fail: one row less is lost, one row more is doubled, a merged row with another value is both."""

@@ -226,6 +226,7 @@ def test_a_file_of_the_users_that_hides_our_package_is_one_clear_sentence(
     assert done.stdout == ""
 
 
+@pytest.mark.full
 def test_the_tests_pass_on_the_installed_wheel(wheel_environment: Environment, tmp_path: Path) -> None:
     """Tests that need no driver pass against the wheel, in a folder from which the checkout cannot be seen."""
     for file in ("test_position.py", "test_errors.py"):

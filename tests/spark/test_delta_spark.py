@@ -24,6 +24,7 @@ from dedup.delta.engine import DeltaRs
 from dedup.delta.sinks import Sinks
 from dedup.spark import features
 from dedup.spark.delta import quoted, tick
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.sparks import require
 
@@ -392,7 +393,7 @@ MILLISECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 """As a session may write Parquet for old readers."""
 
 
-@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize("merged", of_which(1, [True, False]))
 def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_path: Path, merged: bool) -> None:
     """The session may cut the microseconds off in what it writes: not in a sink that only Spark can write."""
     sink, at = str(tmp_path / "sink"), dt.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)

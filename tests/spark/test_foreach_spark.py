@@ -162,6 +162,7 @@ READ = "select coalesce(idx_scan, 0) + coalesce(seq_scan, 0) from pg_stat_user_t
 """How often parts of stored filters were read."""
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_tasks_load_the_filters_of_packed_tables(spark: SparkSession, base: PostgresPlace) -> None:
     """Each process of tasks loads the filters that are stored there; of many keys each known one is found, and no new one is lost."""

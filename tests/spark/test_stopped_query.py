@@ -89,8 +89,8 @@ def cancel(spark: SparkSession, query: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "handler"),
     [
-        *of_stores({"delta": [by_frames], "postgres": [by_events]}),
-        *of_stores({"delta": [by_events], "postgres": [by_frames]}, full=True),
+        *of_stores({"postgres": [by_events]}),
+        *of_stores({"delta": [by_frames, by_events], "postgres": [by_frames]}, full=True),
     ],
     indirect=["place"],
 )

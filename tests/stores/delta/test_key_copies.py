@@ -22,6 +22,7 @@ from checkpoint.holders import take_epoch
 from dedup.delta import DeltaStore, consumers, key_objects, keys, objects
 from dedup.delta.key_files import ABANDONED
 from dedup.delta.key_objects import LATE, OTHERS, ListName
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 from kit.key_kit import copied, copies_of, decide, filled, known, list_of, noted_reads, tomorrow, wrong
@@ -198,8 +199,8 @@ DAMAGES: dict[str, Callable[[Path, Path, list[Path]], object]] = {
 }
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("own", of_which(1, [False, True]))
+@pytest.mark.parametrize("what", of_which(5, DAMAGES))
 def test_copies_that_are_not_right_are_not_used(
     folder: Path, there: Path, tmp_path: Path, what: str, own: bool, caplog: pytest.LogCaptureFixture, reads: list[int]
 ) -> None:

@@ -17,6 +17,7 @@ from deadletter.store import KEYS, Commit
 from dedup.delta import key_files, keys
 from dedup.delta.key_files import DamagedKeys, KeyFolder, KeyRows, NewFile, StoredRun
 from dedup.delta.keys import KeyIndex
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 from kit.key_kit import column, decide, filled, key, key_tables, known, list_of, tomorrow, wrong
@@ -100,7 +101,9 @@ def test_files_that_changed_places_are_not_opened(tmp_path: Path) -> None:
         folder.open(listed)
 
 
-@pytest.mark.parametrize("what", ["lost list", "damaged list", "lost file", "damaged file", "empty file", "foreign list", "other format"])
+@pytest.mark.parametrize(
+    "what", of_which(4, ["lost list", "damaged file", "foreign list", "other format", "damaged list", "lost file", "empty file"])
+)
 def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     """The ledger alone counts: a start knows every key whatever became of the files, says so, and the next one opens new files."""
     filled(folder)
@@ -157,7 +160,7 @@ HOW = pytest.mark.parametrize("how", ["other bytes", "shortened", "unreadable"])
 
 
 @HOW
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("used", of_which(1, [True, False]))
 def test_a_file_that_is_damaged_while_it_is_open_is_made_again(
     folder: Path, how: str, used: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -303,13 +303,20 @@ FORBIDDEN = [
 ]
 
 
-@pytest.mark.parametrize("statement", FORBIDDEN)
-def test_the_runtime_role_can_do_nothing_else(place: LeastPlace, statement: str) -> None:
+def may(dsn: str, statement: str) -> bool:
+    """Whether this login is allowed to run it."""
+    try:
+        run(dsn, statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return False
+    return True
+
+
+def test_the_runtime_role_can_do_nothing_else(place: LeastPlace) -> None:
     """It cannot drop, alter or create anything, cannot take back what was recorded, and sees no other schema."""
     run(place.super, "create schema secret; create table secret.salaries (x int)")
     consumer(place.store())(batch(*orders(range(2)), event(2, "bad", -1)), 0)
-    with pytest.raises(psycopg.errors.InsufficientPrivilege):
-        run(place.url, statement)
+    assert [statement for statement in FORBIDDEN if may(place.url, statement)] == []
     assert_proven(place.store())
 
 

@@ -20,18 +20,25 @@ from checkpoint.postgres.sql import Statements
 from dedup.core.rows import ArrowRows
 from dedup.postgres import PostgresStore, fit, merges, sinks
 from dedup.postgres.connection import connect
-from fixtures.fix_postgres import run
+from fixtures.fix_postgres import database, run
 from kit.pg_help import epoch, rows
 
 UTC = dt.UTC
 A_UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
-@pytest.fixture
-def connection(postgres: str) -> Iterator[Connection]:
-    """To a database with the tables of the state: one of them is looked into for a sink."""
-    with connect(postgres) as made:
+@pytest.fixture(scope="module")
+def session(maker: Connection, postgres_server: str, migrated: str) -> Iterator[Connection]:
+    """In a database with the tables of the state: one of them is looked into for a sink."""
+    with database(postgres_server, template=migrated, maker=maker) as dsn, connect(dsn) as made:
         yield made
+
+
+@pytest.fixture
+def connection(session: Connection) -> Iterator[Connection]:
+    """The one session of these tests; what a test writes is taken back."""
+    with session.transaction(force_rollback=True):
+        yield session
 
 
 def write(connection: Connection, table: str, what: pa.Table) -> int:
