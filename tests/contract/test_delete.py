@@ -196,8 +196,8 @@ def leave_it(_place: Place) -> None:
     """Nobody uses the name."""
 
 
-@pytest.mark.parametrize("then", [pytest.param(leave_it, marks=pytest.mark.full), begin_anew])
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
+@pytest.mark.parametrize("then", [leave_it, begin_anew])
 def test_an_instance_that_comes_back_after_the_deletion_commits_nothing(place: Place, then: Callable[[Place], None]) -> None:
     """Wherever in a batch it was stopped: it ends with an error, then with `Fenced`, whether the name is used again or not."""
     steps = stops(place)

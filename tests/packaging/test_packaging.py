@@ -200,7 +200,9 @@ def test_it_works_from_another_folder_without_any_driver(kind: str, built: Path,
     assert "verify" in environment.run(environment.python, "-m", "dedup", "--help", cwd=tmp_path).stdout
 
 
-@pytest.mark.parametrize(("url", "extra"), [("postgresql://localhost/none", "postgres"), (".", "delta")])
+@pytest.mark.parametrize(
+    ("url", "extra"), [("postgresql://localhost/none", "postgres"), pytest.param(".", "delta", marks=pytest.mark.full)]
+)
 def test_a_missing_driver_is_one_sentence_with_the_extra(url: str, extra: str, wheel_environment: Environment, tmp_path: Path) -> None:
     """Who uses a store without its extra reads what to install, not a stack trace."""
     done = wheel_environment.run(str(wheel_environment.folder / "bin/dedup"), "verify", "--store", url, cwd=tmp_path, check=False)

@@ -107,6 +107,7 @@ def test_statistics_never_hide_a_row_from_spark(spark: SparkSession, tmp_path: P
     assert frame.where("text IS NULL").count() == 1 and frame.where("at IS NULL").count() == 1
 
 
+@pytest.mark.full
 def test_statistics_let_spark_skip_files(spark: SparkSession, tmp_path: Path) -> None:
     """They are not only right but of use: a point predicate reads one file of four."""
     uri = str(tmp_path / "many")
@@ -129,6 +130,7 @@ def test_negative_decimals_as_partition_values_are_right_to_spark(spark: SparkSe
     assert spark.read.format("delta").load(uri).where("m = -0.10 AND t = 'a b/c=%20é'").count() == 1
 
 
+@pytest.mark.full
 def test_a_sink_partitioned_by_a_timestamp_takes_the_row_path(spark: SparkSession, tmp_path: Path) -> None:
     """Engines spell such partition values differently: Spark writes its own."""
     uri = str(tmp_path / "times")
@@ -139,6 +141,7 @@ def test_a_sink_partitioned_by_a_timestamp_takes_the_row_path(spark: SparkSessio
     assert spark.read.format("delta").load(uri).selectExpr("id", "unix_micros(at)").collect() == [(1, int(at.timestamp() * 1e6))]
 
 
+@pytest.mark.full
 def test_the_advice_to_widen_a_column_works_and_says_who_can_read_the_table_then(spark: SparkSession, tmp_path: Path) -> None:
     """Its statements run as they stand; the rows are written; deltalake can no longer read the table, as it says."""
     require("4.0", "type widening in Delta")
@@ -168,6 +171,7 @@ def strict(spark: SparkSession, tmp_path: Path) -> str:
     return uri
 
 
+@pytest.mark.full
 def test_a_sink_with_rules_is_written_by_spark_once(spark: SparkSession, tmp_path: Path, strict: str) -> None:
     """Rows are staged, decided, and appended with the transaction id; published again, nothing changes."""
     store = DeltaStore(str(tmp_path / "state"))
@@ -196,6 +200,7 @@ def test_a_publication_that_spark_did_and_nobody_heard_of_is_not_done_again(
     assert spark.read.format("delta").load(strict).count() == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", [None, pytest.param(Merge(("id",)), marks=pytest.mark.full)])
 def test_two_publishers_of_staged_rows_publish_them_once(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch, how: Merge | None
@@ -271,6 +276,7 @@ def test_a_condition_that_is_null_is_violated_here_as_in_delta(spark: SparkSessi
         spark.sql(f"INSERT INTO delta.`{uri}` VALUES (NULL)")
 
 
+@pytest.mark.full
 def test_old_dates_and_times_come_through_spark_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     """Staged rows are our own files: Spark 3.5 asks at dates before 1582 and times before 1900 which calendar others have meant."""
     uri, day, moment = str(tmp_path / "old"), dt.date(1500, 1, 31), dt.datetime(1899, 12, 31, 23, tzinfo=dt.UTC)
@@ -281,6 +287,7 @@ def test_old_dates_and_times_come_through_spark_as_they_are(spark: SparkSession,
     assert DeltaTable(uri).to_pyarrow_table().to_pylist() == rows.to_pylist()
 
 
+@pytest.mark.full
 def test_column_mapping_and_identity_take_the_row_path(spark: SparkSession, tmp_path: Path) -> None:
     """Physical column names and numbered columns are Spark's business."""
     require("4.0", "identity columns in SQL")
@@ -445,6 +452,7 @@ def test_the_session_of_merges_has_the_settings_of_the_job(spark: SparkSession) 
     assert other is features.apart(spark) and other is not spark
 
 
+@pytest.mark.full
 def test_a_table_of_the_catalog_is_found_by_its_name(spark: SparkSession, tmp_path: Path) -> None:
     """One, two and three parts; a name that is none is told, with the one that was meant."""
     spark.sql(f"CREATE TABLE named_sink (id BIGINT, text STRING) USING delta LOCATION '{tmp_path}/named'")

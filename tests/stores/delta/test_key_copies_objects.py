@@ -96,9 +96,10 @@ def run(killer: Killer, where: str, machine: Path, settings: dict[str, str]) -> 
     return [*map(int, told.split())], killer.process.returncode
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("where", "step"),
-    [("s3", 13), pytest.param("s3", 1, marks=pytest.mark.full), pytest.param("az", 1, marks=pytest.mark.full)],
+    [("s3", 13), ("s3", 1), ("az", 1)],
     indirect=["where"],
 )
 def test_a_kill_at_any_request_misleads_no_start(
