@@ -87,16 +87,23 @@ def cancel(spark: SparkSession, query: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "handler"),
+    ("place", "how"),
     [
-        *of_stores({"postgres": [by_events]}),
-        *of_stores({"delta": [by_frames, by_events], "postgres": [by_frames]}, full=True),
+        *of_stores({"delta": [(by_frames, cancel)], "postgres": [(by_events, stop)]}),
+        *of_stores(
+            {
+                "delta": [(by_frames, stop), (by_events, stop), (by_events, cancel)],
+                "postgres": [(by_frames, stop), (by_frames, cancel), (by_events, cancel)],
+            },
+            full=True,
+        ),
     ],
     indirect=["place"],
+    ids=lambda value: " ".join(one.__name__ for one in value) if isinstance(value, tuple) else None,
 )
-@pytest.mark.parametrize("ends", [stop, pytest.param(cancel, marks=pytest.mark.full)])
-def test_who_stops_a_query_parks_nothing(spark: SparkSession, place: Place, tmp_path: Path, handler: Any, ends: Any) -> None:
+def test_who_stops_a_query_parks_nothing(spark: SparkSession, place: Place, tmp_path: Path, how: Any) -> None:
     """However often the handler of the only events is stopped in the middle: it is not run again by then, and none of them is a letter."""
+    handler, ends = how
     (tmp_path / "landing").mkdir()
     pq.write_table(batch(*orders([0, 1])), tmp_path / "landing/0.parquet")
     for _ in range(2):
@@ -122,6 +129,7 @@ def in_an_outage(made: Consumer, mark: Path, seconds: float) -> None:
         raise OSError(errno.ENOSPC, "made up")
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("place", BOTH, indirect=True)
 def test_a_stopped_query_tries_its_batch_no_longer(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """In an outage the callback goes on in a thread of Python's, of which Spark knows nothing once the query is stopped: it ends soon."""
