@@ -6,30 +6,17 @@ One empty blob a partition, `{namespace}/{hub}/{group}/checkpoint/{partition}` i
 
 from __future__ import annotations
 
-import datetime as dt
-import logging
-import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from types import TracebackType
+from dataclasses import dataclass
 
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
 from azure.storage.blob import BlobProperties, ContainerClient
 
-from checkpoint import given
-from checkpoint.errors import ConfigError, DedupError, StoreUnavailable
+from checkpoint.errors import ConfigError, StoreUnavailable
 from checkpoint.given import Duration
+from checkpoint.mirror import EVERY, Mirror, Mirrored
 from checkpoint.processors import After, Group, Position
-
-_log = logging.getLogger(__name__)
-
-EVERY = 30.0
-"""Seconds between two looks of a mirror: what KEDA asks at by default."""
-
-MIRROR: given.Settings = {"every": given.duration("30.0", above=0)}
-"""What `BlobMirror` takes beside a container, a group and what reads it."""
 
 _LOST_RACE = (ResourceExistsError, ResourceModifiedError, ResourceNotFoundError)
 
@@ -42,16 +29,6 @@ class Kept:
     sequence_number: int | None
     offset: str | None
     etag: str
-
-
-@dataclass(frozen=True)
-class Mirrored:
-    """What one look has done, by partition."""
-
-    written: tuple[str, ...] = ()
-    ahead: tuple[str, ...] = ()  # the blob is further on than we are: left alone
-    unknown: tuple[str, ...] = ()  # no offset is known, so that a processor could not resume from the blob: left alone
-    raced: tuple[str, ...] = ()  # somebody else wrote in between: looked at again next time
 
 
 def container_at(address: str, name: str | None = None) -> ContainerClient:
@@ -153,20 +130,7 @@ def told(error: Exception) -> str:
     return type(error).__name__ + (f" ({getattr(code, 'value', code)})" if code else "")
 
 
-@dataclass(frozen=True)
-class Health:
-    """How a mirror fares."""
-
-    looks: int = 0  # that ended well
-    written: int = 0  # blobs
-    last: dt.datetime | None = None  # of the last look that ended well, UTC
-    failures: int = 0  # looks in a row that failed
-    error: str | None = None  # of the last of these
-    ahead: tuple[str, ...] = ()  # partitions that are left alone: see Mirrored
-    unknown: tuple[str, ...] = ()
-
-
-class BlobMirror:
+class BlobMirror(Mirror):
     """Keeps blobs up to date, from a thread of its own: a storage account that is down stops nobody, and shows in the log and in `health`.
 
     Args:
@@ -179,56 +143,11 @@ class BlobMirror:
     def __init__(
         self, container: ContainerClient, group: Group, read: Callable[[], Iterable[Position]], *, every: Duration = EVERY
     ) -> None:
-        given.check(MIRROR, locals())
-        self._container, self._group, self._read, self._every = container, group, read, given.to_seconds(every)
-        self._ending, self._thread = threading.Event(), threading.Thread(target=self._run, name="dedup blob mirror", daemon=True)
-        self.health = Health()
+        super().__init__(group, "Blob storage", every)
+        self._container, self._group, self._read = container, group, read
 
-    def start(self) -> BlobMirror:
-        """Begin; returns itself."""
-        self._thread.start()
-        return self
+    def _mirror(self) -> Mirrored:
+        return mirror(self._container, self._group, self._read())
 
-    def wait(self) -> None:
-        """Until it is stopped, by another thread or by Ctrl-C."""
-        self._thread.join()
-
-    def stop(self, timeout: Duration = 30.0) -> None:
-        """Look a last time, and end. A look that hangs is left behind after this time."""
-        self._ending.set()
-        self._thread.join(given.to_seconds(timeout))
-
-    def look(self) -> None:
-        """Mirror once. Never raises: what went wrong is logged and in `health`.
-
-        Crash: the blobs are behind until the next look of any mirror.
-        """
-        try:
-            done = mirror(self._container, self._group, self._read())
-        except Exception as error:  # noqa: BLE001  a mirror must not end because of what it mirrors
-            self._failed(str(error) if isinstance(error, DedupError) else told(error))
-            return
-        if done.ahead and done.ahead != self.health.ahead:
-            _log.warning(
-                "%s: the blobs of partitions %s are ahead of our checkpoints and are left as they are", self._group, ", ".join(done.ahead)
-            )
-        now = dt.datetime.now(dt.UTC)
-        self.health = Health(self.health.looks + 1, self.health.written + len(done.written), now, 0, None, done.ahead, done.unknown)
-
-    def _failed(self, why: str) -> None:
-        self.health = replace(self.health, failures=self.health.failures + 1, error=why)
-        _log.warning("%s: mirroring checkpoints to Blob storage failed (%d in a row): %s", self._group, self.health.failures, why)
-
-    def _run(self) -> None:
-        pause = 0.0
-        while not self._ending.wait(pause):
-            begun = time.monotonic()
-            self.look()
-            pause = max(0.0, self._every - (time.monotonic() - begun))
-        self.look()
-
-    def __enter__(self) -> BlobMirror:
-        return self.start()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
+    def _told(self, error: Exception) -> str:
+        return told(error)

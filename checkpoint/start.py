@@ -1,7 +1,8 @@
 """Where a stream begins that has lost its own checkpoint, and how far a consumer is behind its log.
 
 A stream begins right after our checkpoint, wherever there is one. The lag of a partition is what lies between the checkpoint and the end
-of the log. Pure but for what the log is asked. Called by the consumer, by the sources of this project and by `dedup consumer lag`.
+of the log. Pure but for what the log is asked. Called by the consumer, by the sources of this project, by `dedup consumer lag` and by
+mirrors into consumer groups.
 """
 
 from __future__ import annotations
@@ -173,6 +174,21 @@ def lags(head: Head, broker: Ends, topics: Sequence[str] = (), source: str | Non
         number, decided = (point.sequence_number, point.enqueued_time) if point else (None, None)
         found.append(Lag(head.consumer, place, number, end, decided))
     return found
+
+
+def next_positions(head: Head, topics: Sequence[str] = (), source: str | None = None) -> dict[Place, int]:
+    """Where a consumer goes on in each (topic, partition): the position behind its checkpoint.
+
+    Args:
+        topics: by default those that the consumer has read from this source.
+        source: what the state calls this broker; may be left out where it knows only one.
+
+    Raises:
+        ConfigError: several sources are known and none is named; or the one that is named is none of them.
+    """
+    where = _source(head, source)
+    known = {(p.topic, p.partition): point.sequence_number + 1 for p, point in head.checkpoints.items() if p.source == where}
+    return {place: position for place, position in known.items() if not topics or place[0] in topics}
 
 
 def _source(head: Head, named: str | None) -> str:

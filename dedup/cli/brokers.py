@@ -11,6 +11,12 @@ import typer
 import dedup
 
 Kafka = Annotated[str, typer.Option("--kafka", help="The Kafka broker: host:9092.", show_default=False)]
+AnyKafka = Annotated[
+    str, typer.Option("--kafka", help="The Kafka broker: host:9092.  [default: the variable DEDUP_KAFKA]", show_default=False)
+]
+BrokerName = Annotated[
+    str, typer.Option("--source", help="The name of this broker in the state.  [default: the only one there is]", show_default=False)
+]
 KafkaSettings = Annotated[
     str,
     typer.Option(
@@ -38,6 +44,16 @@ def settings_of(file: str) -> dict[str, str]:
         raise dedup.ConfigError(f"The settings cannot be read: {error}.") from error
     pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def kafka_address(kafka: str, settings: str, eventhubs: str) -> str:
+    """The Kafka broker that is named, also by DEDUP_KAFKA; empty where none is. Raises ConfigError where both are."""
+    kafka = kafka or ("" if eventhubs else os.environ.get("DEDUP_KAFKA", ""))
+    if kafka and eventhubs:
+        raise dedup.ConfigError("Name one broker: --kafka host:9092, or --eventhubs VARIABLE.")
+    if settings and not kafka:
+        raise dedup.ConfigError("--kafka-settings needs --kafka host:9092, or the variable DEDUP_KAFKA.")
+    return kafka
 
 
 def connection_string(variable: str) -> str:

@@ -1,11 +1,13 @@
-"""`dedup checkpoint`: where consumers and event processors stand, and how to move that: from Blob storage, to Blob storage, by hand."""
+"""`dedup checkpoint`: where consumers and event processors stand; moving that; showing it to others, in blobs and consumer groups."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
+import signal
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -17,10 +19,14 @@ from checkpoint.changes import Move
 from checkpoint.errors import Refused
 from checkpoint.head import Checkpoint, Head
 from checkpoint.install import needs
+from checkpoint.mirror import Mirror, Mirrored
 from checkpoint.position import Partition
 from checkpoint.processors import Group, Position
+from checkpoint.start import Place, next_positions
+from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings, connection_string, kafka_address, settings_of
 from dedup.cli.consumer import CHECKPOINTS, checkpoint_rows
-from dedup.cli.options import AnyName, By, Commands, Reason, Yes, duration, who
+from dedup.cli.options import AnyName, By, Commands, Reason, Topics, Yes, duration, who
+from dedup.cli.options import Name as ConsumerName
 from dedup.cli.show import NOTHING_DONE, AsJson, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, is_postgres, open_store, postgres_schema
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from azure.storage.blob import ContainerClient
 
     from checkpoint import PostgresCheckpointStore
+    from dedup.kafka import Broker
 
 Name = Annotated[
     str,
@@ -48,6 +55,16 @@ Blob = Annotated[
         "--blob",
         metavar="VARIABLE",
         help="The environment variable with the storage account's connection string, or with the container's signed URL.",
+    ),
+]
+Every = Annotated[
+    Any,
+    typer.Option(
+        "--every",
+        parser=duration,
+        metavar="DURATION",
+        help="Repeat at this interval until stopped: 30s.  [default: once]",
+        show_default=False,
     ),
 ]
 Container = Annotated[str, typer.Option("--container", help="The blob container. Leave it out if --blob is a URL.", show_default=False)]
@@ -268,16 +285,7 @@ def mirror_blob(
     source: Source = "",
     blob: Blob = "AZURE_STORAGE_CONNECTION_STRING",
     container: Container = "",
-    every: Annotated[
-        Any,
-        typer.Option(
-            "--every",
-            parser=duration,
-            metavar="DURATION",
-            help="Repeat at this interval until stopped: 30s.  [default: once]",
-            show_default=False,
-        ),
-    ] = None,
+    every: Every = None,
     backwards: Annotated[bool, typer.Option("--backwards", help="Also overwrite blobs that are ahead of our checkpoints.")] = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -297,29 +305,97 @@ def mirror_blob(
         done = blobs.mirror(there, named, read(), backwards=backwards, dry_run=not yes)
         _print_mirrored(done, named, yes, as_json)
         if yes and every:
-            with blobs.BlobMirror(there, named, read, every=every.total_seconds()) as mirror, contextlib.suppress(KeyboardInterrupt):
-                mirror.wait()
+            _until_stopped(blobs.BlobMirror(there, named, read, every=every.total_seconds()))
+
+
+@commands.command(epilog="Example: dedup checkpoint mirror-group orders --kafka localhost:9092 --every 30s --yes")
+def mirror_group(
+    name: ConsumerName,
+    kafka: AnyKafka = "",
+    kafka_settings: KafkaSettings = "",
+    eventhubs: EventHubs = "",
+    group: Annotated[
+        str, typer.Option("--group", help="The consumer group of Kafka.  [default: the consumer's name]", show_default=False)
+    ] = "",
+    topic: Topics = None,
+    source: BrokerName = "",
+    every: Every = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Also move positions that another program has committed.")] = False,
+    store: StoreUrl = "",
+    as_json: AsJson = False,
+    yes: Yes = False,
+) -> None:
+    """Copy checkpoints to a consumer group of Kafka.
+
+    Monitors of lag that read consumer groups then see the consumer. For each partition the command commits the position after the
+    checkpoint. Take a group that no program reads with. The login needs the right to read with it.
+
+    Crash: each position is committed or not; the next run commits the rest.
+    """
+    opened = open_store(store)
+    check_consumer(opened, name)
+    broker = _broker(kafka_address(kafka, kafka_settings, eventhubs), kafka_settings, eventhubs)
+    from dedup.kafka import GroupMirror
+    from dedup.kafka.group import mirror
+
+    named, read = group or name, partial(_next_positions, opened, name, topic or (), source or None)
+    ours = read()
+    if missing := sorted(set(topic or ()) - {place[0] for place in ours}) or ([] if ours else ["any topic"]):
+        raise dedup.ConfigError(f"Consumer {name!r} has no checkpoint of {', '.join(missing)}: there is nothing to mirror.")
+    done = mirror(broker, named, ours, overwrite=overwrite, dry_run=not yes)
+    _print_mirrored(done, f"consumer group {named}", yes, as_json, of="the group")
+    if yes and every:
+        _until_stopped(GroupMirror(broker, named, read, every=every.total_seconds(), overwrite=overwrite))
+
+
+def _until_stopped(mirror: Mirror) -> None:
+    """Until Ctrl-C or SIGTERM, and then a last look."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with mirror, contextlib.suppress(KeyboardInterrupt):
+            mirror.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _broker(kafka: str, settings: str, eventhubs: str) -> Broker:
+    """The broker that is named, by Kafka's protocol. Raises ConfigError where none is."""
+    from dedup import kafka as by_kafka
+
+    if kafka:
+        return by_kafka.Broker(kafka, settings_of(settings))
+    if eventhubs:
+        return by_kafka.EventHubs.connection_string(connection_string(eventhubs)).broker()
+    raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
+
+
+def _next_positions(store: Store, name: str, topics: Sequence[str], source: str | None) -> dict[Place, int]:
+    return next_positions(store.head(name), topics, source)
 
 
 _TOLD = {
     "written": "{}",
     "ahead": "left alone, the blob is ahead of our checkpoint (--backwards overwrites it)",
+    "foreign": "left alone, another program has committed there (--overwrite moves it)",
     "unknown": "left alone, the offset is not known: a processor could not resume there",
     "raced": "another process wrote at the same time; the next run looks again",
 }
 
 
-def _print_mirrored(done: Any, group: Group, yes: bool, as_json: bool) -> None:
+def _print_mirrored(done: Mirrored, what: object, yes: bool, as_json: bool, *, of: str = "the blob") -> None:
+    found: dict[str, list[str]] = {kind: list(getattr(done, kind)) for kind in _TOLD}
     if as_json:
-        print_json({"of": str(group), **{what: list(getattr(done, what)) for what in _TOLD}, "done": yes})
+        print_json({"of": str(what), **found, "done": yes})
         return
-    for what, partitions in _TOLD.items():
-        if found := getattr(done, what):
-            typer.echo(f"{group}: {partitions.format('written' if yes else 'would be written')}: partitions {', '.join(found)}")
+    for kind, partitions in found.items():
+        if not partitions:
+            continue
+        told = _TOLD[kind].format("written" if yes else "would be written")
+        typer.echo(f"{what}: {told}: partitions {', '.join(partitions)}")
     if not yes:
         typer.echo(NOTHING_DONE)
-    elif not any(getattr(done, what) for what in _TOLD):
-        typer.echo(f"{group}: every blob says what our checkpoints say")
+    elif not any(found.values()):
+        typer.echo(f"{what}: {of if of != 'the blob' else 'every blob'} says what our checkpoints say")
 
 
 def _reader(store: str, name: str, group: Group, source: str) -> Any:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 import dedup
 from checkpoint.start import Ends, Lag, lags
-from dedup.cli.brokers import EventHubs, KafkaSettings, connection_string, settings_of
+from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings, connection_string, kafka_address, settings_of
 from dedup.cli.exits import found
 from dedup.cli.options import AnyName, FailAbove, Topics, above
 from dedup.cli.show import AsJson, print_json, print_table
 from dedup.urls import StoreUrl, check_consumer, open_store
 
 COLUMNS = ["consumer", "source", "topic", "partition", "checkpoint", "end", "events", "seconds", "problem"]
-
-Kafka = Annotated[
-    str, typer.Option("--kafka", help="The Kafka broker: host:9092.  [default: the variable DEDUP_KAFKA]", show_default=False)
-]
-Source = Annotated[
-    str, typer.Option("--source", help="The name of this broker in the state.  [default: the only one there is]", show_default=False)
-]
 
 
 def register(commands: typer.Typer) -> None:
@@ -33,11 +25,11 @@ def register(commands: typer.Typer) -> None:
 
 def lag(
     name: AnyName = "",
-    kafka: Kafka = "",
+    kafka: AnyKafka = "",
     kafka_settings: KafkaSettings = "",
     eventhubs: EventHubs = "",
     topic: Topics = None,
-    source: Source = "",
+    source: BrokerName = "",
     fail_above: FailAbove = None,
     store: StoreUrl = "",
     as_json: AsJson = False,
@@ -70,12 +62,7 @@ def _too_far(one: Lag, limit: int | dt.timedelta) -> bool:
 
 def ends_of(kafka: str, settings: str, eventhubs: str) -> Ends | None:
     """The broker that is named; None where none is. Raises ConfigError for two."""
-    kafka = kafka or ("" if eventhubs else os.environ.get("DEDUP_KAFKA", ""))
-    if kafka and eventhubs:
-        raise dedup.ConfigError("Name one broker: --kafka host:9092, or --eventhubs VARIABLE.")
-    if settings and not kafka:
-        raise dedup.ConfigError("--kafka-settings needs --kafka host:9092, or the variable DEDUP_KAFKA.")
-    if kafka:
+    if kafka := kafka_address(kafka, settings, eventhubs):
         from dedup.kafka import Broker
 
         return Broker(kafka, settings_of(settings))

@@ -17,8 +17,8 @@ import dedup
 from checkpoint.install import needs
 from checkpoint.start import Ends
 from dedup.cli import lines
-from dedup.cli.brokers import EventHubs, KafkaSettings
-from dedup.cli.lag import Kafka, Source, ends_of
+from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings
+from dedup.cli.lag import ends_of
 from dedup.cli.options import AnyName
 from dedup.cli.show import AsJson, print_json
 from dedup.core.store import Store
@@ -46,10 +46,10 @@ def register(app: typer.Typer) -> None:
 
 def metrics(
     name: AnyName = "",
-    kafka: Kafka = "",
+    kafka: AnyKafka = "",
     kafka_settings: KafkaSettings = "",
     eventhubs: EventHubs = "",
-    source: Source = "",
+    source: BrokerName = "",
     listen: Listen = "",
     store: StoreUrl = "",
     as_json: AsJson = False,

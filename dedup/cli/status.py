@@ -14,9 +14,9 @@ from rich.console import Console
 import dedup
 from checkpoint.errors import SourceUnavailable, StoreUnavailable, command
 from dedup.cli import lines
-from dedup.cli.brokers import EventHubs, KafkaSettings
+from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings
 from dedup.cli.exits import found
-from dedup.cli.lag import Kafka, Source, ends_of
+from dedup.cli.lag import ends_of
 from dedup.cli.options import AnyName, FailAbove, above, duration
 from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.signals.standing import Standing, look
@@ -74,10 +74,10 @@ def register(app: typer.Typer) -> None:
 
 def status(
     name: AnyName = "",
-    kafka: Kafka = "",
+    kafka: AnyKafka = "",
     kafka_settings: KafkaSettings = "",
     eventhubs: EventHubs = "",
-    source: Source = "",
+    source: BrokerName = "",
     fail_above: FailAbove = None,
     silent: Silent = None,
     letters_older: Letters = None,

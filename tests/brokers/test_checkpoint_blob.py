@@ -13,8 +13,9 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from azure.storage.blob import BlobClient, ContainerClient
 
 from checkpoint import BlobMirror, PostgresCheckpointStore, blob
-from checkpoint.blob import Mirrored, container_at
+from checkpoint.blob import container_at
 from checkpoint.errors import ConfigError, StoreUnavailable
+from checkpoint.mirror import Mirrored
 from checkpoint.processors import After, Group
 from kit.checkpoint_kit import position
 from kit.pg_proxy import until

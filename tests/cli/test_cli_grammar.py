@@ -52,7 +52,7 @@ WHOLE_STORE = {"demo", "metrics", "migrate", "status", "upkeep", "verify"}
 NAMES = """
     demo migrate verify upkeep
     consumer: list show lag replay accept-gap accept-incarnation accept-restore reset forget delete
-    checkpoint: list set import-blob mirror-blob
+    checkpoint: list set import-blob mirror-blob mirror-group
     batch: list
     dead-letter: list group show discard reopen edit export import reprocess
     budget: show lift
@@ -89,7 +89,7 @@ DECISIONS = {
 }
 """A person's decision: who made it and why is kept."""
 
-UPKEEP = {"checkpoint mirror-blob", "outbox purge", "publisher purge", "upkeep"}
+UPKEEP = {"checkpoint mirror-blob", "checkpoint mirror-group", "outbox purge", "publisher purge", "upkeep"}
 """They change rows with --yes, and decide nothing that a record would be kept of."""
 
 
@@ -157,6 +157,7 @@ def test_a_wrong_duration_is_a_usage_error_on_every_option(dedup: Run) -> None:
         "publisher purge --older-than soon",
         "outbox dispatch shop --call a:b --every 1",
         "checkpoint mirror-blob --every x",
+        "checkpoint mirror-group shop --every x",
     ]
     for line in lines:
         code, _, err = dedup(line)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import zipfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer as Client
+from confluent_kafka import TopicPartition
 from typer.testing import CliRunner
 
+from checkpoint.start import next_positions
+from dedup import Consumer
 from dedup.delta import DeltaStore
 from dedup.verify import verify
 from kit import kafka_server, maven
@@ -35,6 +40,7 @@ def test_the_first_snippet_and_the_commands_run(spark: SparkSession, kafka: kafk
     """The stream comes up as shown, writes each flight once, begins again behind our checkpoint, and the commands answer."""
     from deltalake import DeltaTable
 
+    from dedup import kafka as dk
     from dedup.cli.app import app
 
     lake = str(tmp_path)
@@ -52,6 +58,13 @@ def test_the_first_snippet_and_the_commands_run(spark: SparkSession, kafka: kafk
     report = verify(store, "departures")
     assert report.ok and report.counts["redelivered"] == 0
     source = next(iter(store.head("departures").checkpoints)).source
+    names = {"kafka": dk, "broker": dk.Broker(kafka.servers), "consumer": Consumer("departures", store)}
+    exec(blocks("python")[1], names)
+    names["mirror"].stop()
+    place = (topic.name, 0)
+    with closing(Client({"bootstrap.servers": kafka.servers, "group.id": "departures", "log_level": 0})) as client:
+        (found,) = client.committed([TopicPartition(*place)], 30)
+    assert found.offset == next_positions(store.head("departures"))[place]
     for line in "".join(reversed(blocks("console"))).splitlines():  # what was accepted last has no checkpoint any more
         words = shlex.split(line.replace("SOURCE", source).replace("flights", topic.name).replace("host:9092", kafka.servers))
         result = CliRunner().invoke(app, [*words[1:], "--store", f"{lake}/dedup"])
@@ -76,7 +89,7 @@ def test_the_snippets_of_event_hubs_run(
     monkeypatch.setenv("HUBS", kafka.connection_string)
     monkeypatch.setenv("SECRET", "s3cret")
     topic.send(["x", "y"])
-    by_string, by_entra = (block.replace('"flights"', f'"{topic.name}"') for block in blocks("python")[1:])
+    by_string, by_entra = (block.replace('"flights"', f'"{topic.name}"') for block in blocks("python")[2:])
     names: dict[str, Any] = {"spark": spark, "kafka": dk}
     exec(by_string.replace("readStream", "read"), names)
     assert names["events"].count() == 2

@@ -535,11 +535,11 @@ MUTANTS = (
         "tests/spark/test_stopped_query.py::test_what_a_handler_raises_after_its_query_was_stopped_says_nothing",
     ),
     Mutant(
-        "the batch of a stopped query is tried for as long as an outage lasts",
+        "a pause in an outage goes on although the query was stopped",
         "deadletter/outage.py",
         "        while not is_over():\n",
         "        while True:\n",
-        "tests/spark/test_stopped_query.py::test_a_stopped_query_tries_its_batch_no_longer",
+        "tests/unit/test_outage.py::test_a_pause_ends_soon_once_nobody_waits",
     ),
     Mutant(
         "who stops a query kills the tasks of its handler",
@@ -592,6 +592,13 @@ MUTANTS = (
         "set_config('tcp_keepalives_idle', '30', true)",
         "set_config('tcp_keepalives_idle', '0', true)",
         "tests/crash/test_host_gone.py::test_a_transaction_asks_the_server_to_look_after_its_client",
+    ),
+    Mutant(
+        "a mirror moves what another program has committed",
+        "dedup/kafka/group.py",
+        "if not overwrite and there",
+        "if False and there",
+        "tests/brokers/test_kafka_group.py::test_what_another_program_has_committed_is_moved_only_where_that_was_said",
     ),
     *DELTA,
     *PACKING,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dedup import SparkGone
 from deadletter.outage import LOOK_SECONDS, while_wanted
+from dedup import SparkGone
 
 
 def test_a_pause_ends_soon_once_nobody_waits() -> None:
