@@ -7,7 +7,6 @@ import importlib
 import os
 import signal
 from collections.abc import Sequence
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -303,7 +302,7 @@ def mirror_blob(
         raise dedup.ConfigError(f"There is no checkpoint of {name or named} in {source or namespace}/{hub}: there is nothing to mirror.")
     with _container(blob, container) as there:
         done = blobs.mirror(there, named, read(), backwards=backwards, dry_run=not yes)
-        _print_mirrored(done, named, yes, as_json)
+        _print_mirrored(done, named, "every blob", yes, as_json)
         if yes and every:
             _until_stopped(blobs.BlobMirror(there, named, read, every=every.total_seconds()))
 
@@ -334,16 +333,18 @@ def mirror_group(
     """
     opened = open_store(store)
     check_consumer(opened, name)
-    broker = _broker(kafka_address(kafka, kafka_settings, eventhubs), kafka_settings, eventhubs)
+    broker = _broker(kafka, kafka_settings, eventhubs)
     from dedup.kafka import GroupMirror
     from dedup.kafka.group import mirror
 
-    named, read = group or name, partial(_next_positions, opened, name, topic or (), source or None)
-    ours = read()
+    def read() -> dict[Place, int]:
+        return next_positions(opened.head(name), topic or (), source or None)
+
+    named, ours = group or name, read()
     if missing := sorted(set(topic or ()) - {place[0] for place in ours}) or ([] if ours else ["any topic"]):
         raise dedup.ConfigError(f"Consumer {name!r} has no checkpoint of {', '.join(missing)}: there is nothing to mirror.")
     done = mirror(broker, named, ours, overwrite=overwrite, dry_run=not yes)
-    _print_mirrored(done, f"consumer group {named}", yes, as_json, of="the group")
+    _print_mirrored(done, f"consumer group {named}", "the group", yes, as_json)
     if yes and every:
         _until_stopped(GroupMirror(broker, named, read, every=every.total_seconds(), overwrite=overwrite))
 
@@ -359,18 +360,14 @@ def _until_stopped(mirror: Mirror) -> None:
 
 
 def _broker(kafka: str, settings: str, eventhubs: str) -> Broker:
-    """The broker that is named, by Kafka's protocol. Raises ConfigError where none is."""
+    """The broker that is named, by Kafka's protocol. Raises ConfigError where none is, or two are."""
     from dedup import kafka as by_kafka
 
-    if kafka:
+    if kafka := kafka_address(kafka, settings, eventhubs):
         return by_kafka.Broker(kafka, settings_of(settings))
     if eventhubs:
         return by_kafka.EventHubs.connection_string(connection_string(eventhubs)).broker()
     raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
-
-
-def _next_positions(store: Store, name: str, topics: Sequence[str], source: str | None) -> dict[Place, int]:
-    return next_positions(store.head(name), topics, source)
 
 
 _TOLD = {
@@ -382,7 +379,7 @@ _TOLD = {
 }
 
 
-def _print_mirrored(done: Mirrored, what: object, yes: bool, as_json: bool, *, of: str = "the blob") -> None:
+def _print_mirrored(done: Mirrored, what: object, there: str, yes: bool, as_json: bool) -> None:
     found: dict[str, list[str]] = {kind: list(getattr(done, kind)) for kind in _TOLD}
     if as_json:
         print_json({"of": str(what), **found, "done": yes})
@@ -395,7 +392,7 @@ def _print_mirrored(done: Mirrored, what: object, yes: bool, as_json: bool, *, o
     if not yes:
         typer.echo(NOTHING_DONE)
     elif not any(found.values()):
-        typer.echo(f"{what}: {of if of != 'the blob' else 'every blob'} says what our checkpoints say")
+        typer.echo(f"{what}: {there} says what our checkpoints say")
 
 
 def _reader(store: str, name: str, group: Group, source: str) -> Any:

@@ -1,7 +1,7 @@
 """What dedup asks a Kafka cluster: its id, the ids of its topics, and the first and last position of each partition.
 
 Nothing here consumes or changes anything. The consumer calls it to tell a topic from one that was created again; start.py and
-`dedup consumer lag` call it for the ends; group.py for the members of a consumer group.
+`dedup consumer lag` call it for the ends.
 """
 
 from __future__ import annotations

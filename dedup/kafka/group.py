@@ -7,8 +7,8 @@ mirror-group` calls it, and whoever runs a mirror beside a stream.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -46,10 +46,10 @@ def mirror(broker: Broker, group: str, ours: Mapping[Place, int], *, overwrite: 
     position, which the next look of any of them corrects.
     """
     require_name(group)
-    with _opened(broker, group) as client:
+    with closing(_Client(broker, group)) as client:
         there = client.committed(ours)
-        other = {place: position for place, position in sorted(ours.items()) if there.get(place, (None, ""))[0] != position}
-        foreign = [place for place in other if not overwrite and there.get(place, (0, NOTE))[1] != NOTE]
+        other = {place: position for place, position in sorted(ours.items()) if place not in there or there[place][0] != position}
+        foreign = [place for place in other if not overwrite and place in there and there[place][1] != NOTE]
         changed = {place: position for place, position in other.items() if place not in foreign}
         if changed and not dry_run:
             client.commit(changed)
@@ -64,15 +64,6 @@ def require_name(group: str) -> None:
 
 def _named(places: Iterable[Place]) -> tuple[str, ...]:
     return tuple(f"{topic}/{partition}" for topic, partition in places)
-
-
-@contextmanager
-def _opened(broker: Broker, group: str) -> Iterator[_Client]:
-    client = _Client(broker, group)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 class _Client:
@@ -91,6 +82,7 @@ class _Client:
             raise ConfigError(f"librdkafka does not take these settings: {error.args[0].str()}") from None
 
     def close(self) -> None:
+        """End it; what it has not heard of by now it never does."""
         self._client.close()
 
     def committed(self, places: Iterable[Place]) -> dict[Place, tuple[int, str]]:

@@ -151,7 +151,7 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told(topic: Topic, group: str)
     with pytest.raises(SourceUnavailable, match="cannot be asked"):
         mirror(kafka.Broker("127.0.0.1:1", timeout=1.0), group, {(topic.name, 0): 1})
     with pytest.raises(ConfigError, match=r"does not take these settings: .*no\.such"):
-        _Client(kafka.Broker(topic.servers, {"no.such": "s3cret"}), group)
+        mirror(kafka.Broker(topic.servers, {"no.such": "s3cret"}), group, {(topic.name, 0): 1})
 
 
 def test_a_mirror_goes_on_through_an_outage_of_the_broker(
@@ -160,20 +160,20 @@ def test_a_mirror_goes_on_through_an_outage_of_the_broker(
     """It runs beside a stream, which must not end because of it: failures are counted and logged, and the next look commits."""
     from dedup.kafka import Broker, GroupMirror
 
-    position = [3]
+    ours = {(topic.name, 0): 3}
     broker = Broker(topic.servers, timeout=2.0)
-    with caplog.at_level(logging.WARNING), GroupMirror(broker, group, lambda: {(topic.name, 0): position[0]}, every=0.1) as running:
+    with caplog.at_level(logging.WARNING), GroupMirror(broker, group, lambda: ours, every=0.1) as running:
         eventually(lambda: committed(topic, group)[0] == 3)
         kafka.kill()
         try:
             eventually(lambda: running.health.failures > 0)
         finally:
             kafka.start()
-        position[0] = 5
+        ours[topic.name, 0] = 5
         eventually(lambda: running.health.failures == 0 and committed(topic, group)[0] == 5)
-        position[0] = 6
+        ours[topic.name, 0] = 6
     assert committed(topic, group)[0] == 6  # a last look
-    running._read = dict  # the consumer was deleted
+    ours.clear()  # the consumer was deleted
     running.look()
     assert running.health.error == "the consumer has no checkpoints any more: was it deleted?"
     assert f"consumer group {group}: mirroring checkpoints to Kafka failed (1 in a row): The Kafka broker at" in caplog.text

@@ -596,8 +596,8 @@ MUTANTS = (
     Mutant(
         "a mirror moves what another program has committed",
         "dedup/kafka/group.py",
-        "if not overwrite and there",
-        "if False and there",
+        "if not overwrite and place in there",
+        "if False and place in there",
         "tests/brokers/test_kafka_group.py::test_what_another_program_has_committed_is_moved_only_where_that_was_said",
     ),
     *DELTA,

@@ -94,7 +94,7 @@ def raises_for(bad: set[int]) -> Callable[[list[int]], None]:
     return handler
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> None:
     """At most 2k ceil(log2 n) + 1 runs for k bad events of n; exactly these fail, each other one has its effect once."""
@@ -107,7 +107,7 @@ def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> 
     assert len(runs) <= 2 * count - 1
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.integers(2, 40), st.sets(st.frozensets(st.integers(0, 39), min_size=2, max_size=3), max_size=4))
 def test_failures_of_combinations_end(count: int, together: set[frozenset[int]]) -> None:
     """A handler that fails only where certain events meet ends within 2n - 1 runs, and loses nothing."""

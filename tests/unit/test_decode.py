@@ -290,7 +290,7 @@ BROKEN = [*(b'{ } " , : [ ] \\ NaN Infinity null - 1'.split(b" ")), b"\n", b'{"a
 PIECES = [*GOOD, *BROKEN]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map(b"".join), min_size=1, max_size=4), st.randoms())
 def test_bodies_read_together_are_what_they_are_alone(bodies: list[bytes], draw: random.Random) -> None:
     """No body takes its end, its start or a value from its neighbours, whatever was cut or put together wrongly."""
@@ -521,7 +521,7 @@ def _places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for step, value in steps for found in [(*path, step), *_places(value, (*path, step))]]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=400)
 @given(st.sampled_from(WHOLE_SCHEMAS), st.data())
 def test_a_schema_with_a_wrong_value_in_it_is_a_config_error(schema: dict[str, Any], data: st.DataObject) -> None:
     """Wherever a schema has a value of another type than it should: the user reads a sentence, never a stack."""

@@ -48,7 +48,7 @@ def keys_of(values: list[bytes]) -> pa.Array:
     return pa.array(values, pa.binary(16))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.lists(KEY, max_size=30), st.booleans()), max_size=12), st.lists(KEY, max_size=20), st.sampled_from([4, 10**9]))
 def test_the_key_index_answers_like_a_dictionary(batches: list[tuple[list[bytes], bool]], asked: list[bytes], spill: int) -> None:
     """Any keys, in any batches, repeats included, in memory and in files: known is what the first one had, or the first held one."""
@@ -105,7 +105,7 @@ def test_halves_sort_as_the_bytes_do() -> None:
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 6)).map(lambda p: (p[0], p[0] + p[1])), max_size=6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(PAIRS, max_size=8), st.integers(0, 60), st.integers(0, 20))
 def test_seen_positions_answer_like_ranges(batches: list[list[tuple[int, int]]], first: int, width: int) -> None:
     """Batches in order, overlapping, or from the past: the same set as the union of all."""
@@ -120,7 +120,7 @@ def test_seen_positions_answer_like_ranges(batches: list[list[tuple[int, int]]],
 TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from("a\U0010ffff"), max_size=40)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.none() | TEXT, min_size=1, max_size=5))
 def test_string_bounds_never_exclude_a_value(values: list[str | None]) -> None:
     """Cut to 32 characters, the lower bound stays below and the upper one above, by bytes; or there is none."""
@@ -276,7 +276,7 @@ NUMBERS = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.integers(-(2**40), 2**40))
 def test_what_is_called_a_fit_keeps_every_number(source: pa.DataType, target: pa.DataType, number: int) -> None:
     """Where `fits` says yes, a value of the source type survives the way there and back."""

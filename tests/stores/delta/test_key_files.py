@@ -92,7 +92,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.lists(CHANGE, max_size=25), st.sampled_from([1, 3, 512]))
 def test_an_index_that_is_opened_again_answers_like_a_dictionary(changes: list[tuple[str, list[int], int]], page_keys: int) -> None:
     """Keys come, are freed and purged, files of one page and of many are written, joined and opened, in any order."""
