@@ -62,8 +62,12 @@ GONE = "Py4JNetworkError"
 """Spark's JVM does not answer: where its tasks run inside it, running out of memory ends it."""
 
 NO_ANSWER, STOPPED = "Spark's JVM does not answer any more", "Spark was stopped: SparkContext was shut down"
-QUERY_STOPPED = "The query was stopped while its batch was being handled. Nothing of the running transaction is committed."
-"""What SparkGone says."""
+QUERY_STOPPED = (
+    "The query was stopped while its batch was being handled. Nothing of the running transaction is committed. "
+    "(py4j.protocol.Py4JJavaError: An error occurred while calling the handler: java.lang.InterruptedException)"
+)
+"""What SparkGone says. By the words in brackets Spark knows that its own stop caused the error, and the query ends without one
+(PROXY_ERROR of Spark's StreamExecution.scala)."""
 
 ENDING_SECONDS = 10.0
 """A JVM that ends stops Spark first, and stops answering within so many seconds of that."""
@@ -162,6 +166,23 @@ def while_wanted(sleep: Callable[[float], None], is_over: Callable[[], bool]) ->
         raise SparkGone(QUERY_STOPPED)
 
     return waiting
+
+
+@contextmanager
+def ending_with_its_query(is_over: Callable[[], bool], what: str) -> Iterator[None]:
+    """Raise SparkGone in place of whatever breaks off in the block because the query was stopped.
+
+    Without that error's text: in a long one Spark's search for the words of QUERY_STOPPED overflows the stack of the query's thread.
+    """
+    try:
+        yield
+    except DedupError:
+        raise
+    except Exception as error:
+        if not is_over():
+            raise
+        log.debug("%s: its query was stopped, and then came %s", what, type(error).__name__, exc_info=error)
+        raise SparkGone(QUERY_STOPPED) from None
 
 
 def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:

@@ -317,8 +317,8 @@ class Consumer(Registered):
     def _through_outages(self, job: Job, batch: Batch, run: Run) -> Report:
         """Try the batch again, with backoff, while what is wrong is everybody's fault."""
         what, culprits = f"{self.name} batch {run.batch_id}", Culprits()
-        with outage.naming_limits(what):
-            waiting = replace(self.on_failure, sleep=outage.while_wanted(self.on_failure.sleep, lambda: batch.is_over))
+        with outage.ending_with_its_query(is_over := lambda: batch.is_over, what), outage.naming_limits(what):
+            waiting = replace(self.on_failure, sleep=outage.while_wanted(self.on_failure.sleep, is_over))
             retrying = outage.retrying(what, given.to_seconds(self.failure.max_outage), waiting)
             trying = partial(self._process, job, batch, run, culprits)
             report: Report = retrying(outage.with_replanning, trying, CONFLICT_ATTEMPTS, what)

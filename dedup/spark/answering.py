@@ -27,7 +27,7 @@ def answering(session: SparkSession, is_over: Callable[[], bool] = lambda: False
         if (why := _ended(session)) is not None:
             raise SparkGone(why) from error
         if is_over():
-            raise SparkGone(QUERY_STOPPED) from error
+            raise SparkGone(QUERY_STOPPED) from None
         raise
 
 

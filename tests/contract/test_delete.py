@@ -15,6 +15,7 @@ from deadletter.store import Commit
 from dedup import DeadLetters, Selection
 from dedup.core.messages import Chosen
 from dedup.outbox import Call, Dispatcher
+from kit.child_letters import worth_dying
 from kit.children import Nursery
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.outgoing import Receiver, publisher
@@ -201,8 +202,8 @@ def leave_it(_place: Place) -> None:
 def test_an_instance_that_comes_back_after_the_deletion_commits_nothing(place: Place, then: Callable[[Place], None]) -> None:
     """Wherever in a batch it was stopped: it ends with an error, then with `Fenced`, whether the name is used again or not."""
     steps = stops(place)
-    for number, step in enumerate(steps, 1):
-        before = len(place.read())
+    for number in worth_dying(place, steps):
+        step, before = steps[number - 1], len(place.read())
         old = Stopped(place, number, old_events())
         assert old.steps[-1] == step
         done = delete(place)
@@ -240,29 +241,28 @@ class Slow(Stopped):
 @pytest.mark.fast_on("postgres")
 def test_who_deletes_slowly_touches_nothing_of_a_new_consumer(place: Place) -> None:
     """Stopped at any step of its own, while another call ends the deletion and a new consumer begins: that one is whole afterwards."""
-    number, seen = 1, set[str]()
-    while True:
+    used(place)
+    steps: list[str] = []
+    place.store(on_step=steps.append).delete_consumer("shop", **SURE)
+    for number in worth_dying(place, steps):
         used(place)
-        slow = Slow(place, number)
-        if len(slow.steps) < number:
-            break
-        seen.add(slow.steps[-1])
+        slow, step = Slow(place, number), steps[number - 1]
+        assert slow.steps[number - 1 :] == [step]
         delete(place)
         run = used(place)
         slow.ends()
-        if slow.steps[number - 1] == "decide_deletion":  # it has decided nothing yet, and may delete the new one, which is what it was told
+        if step == "decide_deletion":  # it has decided nothing yet, and may delete the new one, which is what it was told
             assert place.store().consumers() == [] or slow.error is not None
         else:
-            assert slow.error is None, f"stopped before {slow.steps[number - 1]}: {slow.error!r}"
+            assert slow.error is None, f"stopped before {step}: {slow.error!r}"
             assert len(letters(place.store())) == 1 and len(place.store().outbox("shop").entries(Chosen(limit=None))) == 3
             assert run(batch(event(9, "p0-1", 1), event(10, "fresh", 1)), 1).duplicates == 1
             again = publisher(place.store(), name="shop", sequence_key="data.id", budget=None)
             assert again(batch(event(11, "fresh", 1)), 2).duplicates == 1
             assert_proven(place.store())
-        number += 1
         with suppress(ConfigError):
             delete(place)
-    assert seen >= {"decide_deletion", "delete_portion"} or seen >= {"empty_table", "sweep_files", "note_deletion"}
+    assert set(steps) >= {"decide_deletion", "delete_portion"} or set(steps) >= {"empty_table", "sweep_files", "note_deletion"}
 
 
 def test_who_waits_for_the_decision_with_letters_is_refused(place: Place) -> None:

@@ -13,7 +13,7 @@ import pytest
 from checkpoint.errors import ConfigError, Refused
 from crash.test_kill_letters import BROKEN, effects, standing, task_at, wait_for_rollback
 from fixtures.fix_places import of_stores
-from kit.child_letters import do, orders_of, prepare_place
+from kit.child_letters import do, orders_of, prepare_place, worth_dying
 from kit.children import Nursery
 from kit.orders import assert_proven, batch, consumer, letters
 from kit.places import Place
@@ -41,39 +41,50 @@ def is_refused(store: Any, name: str) -> bool:
 def test_killed_anywhere_while_deleting(place: Place, nursery: Nursery) -> None:
     """Before the decision everything is there; after it nothing can be begun, until a second call has deleted the rest."""
     prepare_place(place)
-    for task in WORK:
-        do(place.store(), task_at(place, **task, name="other"))
-    steps: list[str] = []
-    refused: list[bool] = []
-    while True:
-        name = f"shop{len(steps)}x"
-        for task in WORK:
-            do(place.store(), task_at(place, **task, name=name))
+    work(place, "other")
+    steps = steps_of_deletion(place)
+    for number in worth_dying(place, steps):
+        name, step = f"shop{number}x", steps[number - 1]
+        work(place, name)
         before = len(letters(place.store(), consumer=name))
-        code, errors = nursery.start(task_at(place, **VICTIM, name=name, die_at=len(steps) + 1)).wait()
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL, errors
-        steps.append(errors.rpartition("died before ")[2].strip())
+        code, errors = nursery.start(task_at(place, **VICTIM, name=name, die_at=number)).wait()
+        assert code == -signal.SIGKILL and errors.rpartition("died before ")[2].strip() == step, errors
         wait_for_rollback(place)
-        decided = steps[-1] != "decide_deletion"
-        if decided:
-            assert is_refused(place.store(), name), f"died before {steps[-1]}, the {len(steps)}. step"
-        else:
+        if step == "decide_deletion":
             assert len(letters(place.store(), consumer=name)) == before
-        refused.append(decided)
+        else:
+            assert is_refused(place.store(), name), f"died before {step}, the {number}. step"
         do(place.store(), task_at(place, **VICTIM, name=name))
-        store = place.store()
-        assert name not in store.consumers() and letters(store, consumer=name) == [] and store.batches(name).num_rows == 0
-        with pytest.raises(ConfigError, match="There is no consumer"):
-            do(place.store(), task_at(place, **VICTIM, name=name))
+        check_deleted(place, name)
         do(place.store(), task_at(place, **WORK[0], name=name))
         assert len(letters(place.store(), consumer=name)) == before
         assert_proven(place.store(), name)
         assert_proven(place.store(), "other")
         do(place.store(), task_at(place, **VICTIM, name=name))
     expected = {"delete_portion"} if place.kind == "postgres" else {"empty_table", "list_files", "sweep_files", "note_deletion"}
-    assert set(steps) == {"decide_deletion", *expected} and sum(refused) >= 5
+    assert set(steps) == {"decide_deletion", *expected} and len(steps) > 5
+
+
+def work(place: Place, name: str) -> None:
+    """What the consumer has done."""
+    for task in WORK:
+        do(place.store(), task_at(place, **task, name=name))
+
+
+def steps_of_deletion(place: Place) -> list[str]:
+    """Of a consumer that has done as much as any other one here."""
+    work(place, "shop0x")
+    steps: list[str] = []
+    do(place.store(on_step=steps.append), task_at(place, **VICTIM, name="shop0x"))
+    return steps
+
+
+def check_deleted(place: Place, name: str) -> None:
+    """Nothing of it is left, and a second call says so."""
+    store = place.store()
+    assert name not in store.consumers() and letters(store, consumer=name) == [] and store.batches(name).num_rows == 0
+    with pytest.raises(ConfigError, match="There is no consumer"):
+        do(place.store(), task_at(place, **VICTIM, name=name))
 
 
 STREAM = {"do": "stream", "batches": [[0, 1, 2, 3]], "bad": [1]}
@@ -93,23 +104,18 @@ def asleep(child: Any) -> None:
         time.sleep(0.01)
 
 
-def last_step(place: Place, nursery: Nursery, step: str) -> int:
+def last_step(place: Place, step: str) -> int:
     """Which step of the stream has this name, the last time."""
-    seen = []
-    for number in range(1, 60):
-        code, errors = nursery.start(task_at(place, **STREAM, name=f"probe{number}x", die_at=number)).wait()
-        if code == 0:
-            return len(seen) - seen[::-1].index(step)
-        seen.append(errors.rpartition("died before ")[2].strip())
-        wait_for_rollback(place)
-    raise AssertionError("the stream does not end")
+    seen: list[str] = []
+    do(place.store(on_step=seen.append), task_at(place, **STREAM, name="probe"))
+    return len(seen) - seen[::-1].index(step)
 
 
 @pytest.mark.parametrize(("place", "step"), [*of_stores(SLEEPING), *of_stores(SLEEPING_TOO, full=True)], indirect=["place"])
 def test_a_process_that_slept_while_its_consumer_was_deleted_commits_nothing(place: Place, step: str, nursery: Nursery) -> None:
     """A laptop lid, a paused machine: it wakes when a new consumer has its name, and that one has its own events once, and no others."""
     prepare_place(place)
-    number = last_step(place, nursery, step)
+    number = last_step(place, step)
     old = nursery.start(task_at(place, **STREAM, name="shop", die_at=number, sleeps=True))
     asleep(old)
     do(place.store(), task_at(place, **VICTIM, name="shop"))

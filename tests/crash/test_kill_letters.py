@@ -18,7 +18,7 @@ from deadletter.letter import ERASED
 from dedup.core.messages import Chosen
 from dedup.delta.storage import filesystem
 from fixtures.fix_places import of_stores
-from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place
+from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place, worth_dying
 from kit.children import Nursery
 from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, letters
@@ -105,31 +105,42 @@ def standing(place: Place, name: str) -> dict[int, str]:
 
 
 def die_everywhere(
-    place: Place, nursery: Nursery, before: list[dict[str, Any]], victim: dict[str, Any], check: Callable[[str], None]
+    whole: Place, nursery: Nursery, before: list[dict[str, Any]], victim: dict[str, Any], check: Callable[[Place, str], None]
 ) -> list[str]:
-    """Kill the victim right before its first step, its second one ... until it has no more; after each death do it again, and check.
+    """Kill the victim right before its first step, its second one ... (`worth_dying`); after each death do it again, and check.
 
-    Each time on a consumer of its own, made by the tasks `before`. Returns the names of the steps it died before.
+    Each time on a consumer of its own in a part of the place, made by the tasks `before`. Returns the names of all its steps.
     """
-    steps: list[str] = []
-    while True:
-        name = f"shop{len(steps)}x"
-        for task in before:
-            do(place.store(), task_at(place, **task, name=name))
-        code, errors = nursery.start(task_at(place, **victim, name=name, die_at=len(steps) + 1)).wait()
-        if code == 0:
-            return steps
+    prepare_place(whole)
+    place, steps = _part(whole, "shop", before), list[str]()
+    do(place.store(on_step=steps.append), task_at(place, **victim))
+    for number in worth_dying(whole, steps):
+        name = f"shop{number}x"
+        place = _part(whole, name, before)
+        code, errors = nursery.start(task_at(place, **victim, name=name, die_at=number)).wait()
         assert code == -signal.SIGKILL, errors
-        steps.append(errors.rpartition("died before ")[2].strip())
+        assert errors.rpartition("died before ")[2].strip() == steps[number - 1]
         wait_for_rollback(place)
         do(place.store(), task_at(place, **victim, name=name))
         store = place.store()
         store.publish(name)
         try:
-            check(name)
+            check(place, name)
         except AssertionError as error:
-            raise AssertionError(f"died before {steps[-1]}, the {len(steps)}. step: {error}") from error
+            raise AssertionError(f"died before {steps[number - 1]}, the {number}. step: {error}") from error
         assert_proven(store, name)
+    return steps
+
+
+def _part(whole: Place, name: str, before: list[dict[str, Any]]) -> Place:
+    """Where these tasks of the consumer were done. Of Delta a place of its own: a look for letters goes through every consumer."""
+    place = whole
+    if isinstance(whole, DeltaPlace):
+        place = whole.part(name)
+        prepare_place(place)
+    for task in before:
+        do(place.store(), task_at(place, **task, name=name))
+    return place
 
 
 def wait_for_rollback(place: Place) -> None:
@@ -148,9 +159,8 @@ BROKEN = {"do": "stream", "batches": [[*range(9)]], "bad": [0, 4]}
 @pytest.mark.full
 def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
     """During retries, bisect and parking, in two batches: the same letters, each with its message, each other event once."""
-    prepare_place(place)
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert sorted(assert_in_order(effects(place, name))) == [1, 2]
         assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 6: "BLOCKED"}
         told = [entry.id for entry in place.store().outbox(name).entries(Chosen(limit=None))]
@@ -164,9 +174,8 @@ def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
 @pytest.mark.fast_on("postgres")
 def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery: Nursery) -> None:
     """One letter passes and releases its followers, one fails again: effects once and in order, chains whole."""
-    prepare_place(place)
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert sorted(assert_in_order(effects(place, name))) == [0, 1, 2, 3, 5, 6, 8]
         assert standing(place, name) == {0: "REPROCESSED", 3: "REPROCESSED", 4: "OPEN", 6: "REPROCESSED", 7: "BLOCKED"}
 
@@ -177,11 +186,10 @@ def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery:
 @pytest.mark.full
 def test_killed_anywhere_while_filling_from_the_log(place: Place, nursery: Nursery) -> None:
     """Absent positions run from the log, one of them fails: decided once."""
-    prepare_place(place)
     unordered = {"settings": {"sequence_key": None}}
     before = [{"do": "stream", "batches": batches, **unordered} for batches in ([[0, 1]], [[0, 1], [6, 7]])]
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert sorted(effects(place, name)) == [0, 1, 2, 4, 5, 6, 7]
         assert standing(place, name) == {3: "OPEN"}
 
@@ -192,11 +200,10 @@ def test_killed_anywhere_while_filling_from_the_log(place: Place, nursery: Nurse
 @pytest.mark.full
 def test_killed_anywhere_while_replaying(place: Place, nursery: Nursery) -> None:
     """Repeated through merge: one row per event, and still their reservations."""
-    prepare_place(place)
     merging = {"merge": True, "settings": {"sequence_key": None}}
     before = [{"do": "stream", "batches": [[0, 1, 2]], **merging}]
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert [r["id"] for r in place.read("balances") if r["id"].startswith(f"{name}-")] == [f"{name}-{n}" for n in range(3)]
 
     steps = die_everywhere(place, nursery, before, {"do": "replay", **merging}, check)
@@ -207,10 +214,9 @@ def test_killed_anywhere_while_replaying(place: Place, nursery: Nursery) -> None
 @pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, release: bool) -> None:
     """The blocker is given up: its followers are free, its key is held or free, never something between."""
-    prepare_place(place)
     victim = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": release}
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         found = {x["sequence_number"]: x for x in letters(place.store(), consumer=name)}
         assert found[0]["status"] == "DISCARDED" and found[0]["holds_key"] != release
         assert (found[3]["status"], found[6]["status"], found[6]["blocked_by"]) == ("OPEN", "BLOCKED", found[3]["id"])
@@ -222,11 +228,10 @@ def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, releas
 @pytest.mark.full
 def test_killed_anywhere_while_reopening(place: Place, nursery: Nursery) -> None:
     """The letter is back in front of its sequence, and holds its key again."""
-    prepare_place(place)
     discarded = {"do": "discard", "selection": {"first": 0, "last": 0}, "release": True}
     reopened = {"do": "reopen", "selection": {"first": 0, "last": 0}}
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert standing(place, name) == {0: "OPEN", 3: "BLOCKED", 4: "OPEN", 6: "BLOCKED", 7: "BLOCKED"}
 
     assert "change" in die_everywhere(place, nursery, [BROKEN, discarded], reopened, check)
@@ -235,9 +240,8 @@ def test_killed_anywhere_while_reopening(place: Place, nursery: Nursery) -> None
 @pytest.mark.full
 def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
     """The letter has its new body and its history the original; reprocessed, the new key has the effect, and the old one stays taken."""
-    prepare_place(place)
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         (letter,) = letters(place.store(), consumer=name, first=0, last=0)
         past = [x for x in place.store().history(letter["id"]).to_pylist() if x["action"] == "EDITED"]
         assert b"-21" in letter["body"] and b"-0" in past[0]["body"]
@@ -252,11 +256,10 @@ def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
 @pytest.mark.fast_on("delta")
 def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery) -> None:
     """Called again, nothing of the key can be read; the record of who erased it is there once; letters and messages of others are whole."""
-    prepare_place(place)
     told = {"settings": {"letters_to": "dead", "sequence_key": None}}
     before = [{"do": "stream", "batches": [[*range(3)]], "bad": [0, 1], **told}, {"do": "dispatch", **told}, {"do": "discard"}]
 
-    def check(name: str) -> None:
+    def check(place: Place, name: str) -> None:
         assert places_with(place, f"{name}-0") == []
         store = place.store()
         mine, other = letters(store, consumer=name)

@@ -44,6 +44,16 @@ def prepare_place(place: Any) -> None:
     place.create_merge_sink("balances")
 
 
+SLOW = frozenset({"delta-spark", "delta-az", "delta-s3"})
+"""Stores on which a process and a look at its tables take many seconds."""
+
+
+def worth_dying(place: Any, steps: list[str]) -> list[int]:
+    """The numbers of the steps to die before, from 1: all of them, or the last one of each name where that takes long."""
+    last = {name: number for number, name in enumerate(steps, 1)}
+    return sorted(last.values()) if place.kind in SLOW else list(range(1, len(steps) + 1))
+
+
 def orders_of(name: str, numbers: Any) -> list[dict[str, Any]]:
     """Events with a key of their own each."""
     return [event(n, f"{name}-{n}", n % SEQUENCES) for n in numbers]

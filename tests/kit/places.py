@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -156,6 +156,12 @@ class DeltaPlace:
         """The folder, where it is one of this machine."""
         assert "://" not in self.where, f"{self.where} is no folder of this machine"
         return Path(self.where)
+
+    def part(self, name: str) -> Self:
+        """A place below it, with the sink `orders`."""
+        made = type(self)(f"{self.where}/{name}")
+        made.create_sink()
+        return made
 
     def path(self, name: str) -> str:
         """Where a sink lies."""
