@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,7 +94,7 @@ def reprocess(
         from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
         due: run only those that `Retry(later=...)` of the consumer says are due now. One that fails again waits for the next time, and
             after the last one for a person.
-        dry_run: count what is selected, by kind; nothing runs and nothing changes.
+        dry_run: count what is selected, by kind, and name what could not be read; no handler runs and nothing changes.
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
@@ -135,6 +135,7 @@ def reprocess(
     job = consumer.job() if report.selected else None  # a dry run refuses a consumer without a handler, too
     if dry_run:
         report.unread = [] if consumer.read_log else [Unread(**row, why=no_reader(consumer.name)) for row in large]
+        report.unread += closed(store, pages(store, chosen, how.limit, lambda: LARGEST_PAGE, keep), consumer.on_failure.redact)
     elif job is not None:
         _Reprocess(job, spark, how, report).run(chosen, keep)
         refuse_unread(report)
@@ -363,6 +364,19 @@ def count(
         kinds.update(page["kind"].to_pylist())
         large += places(page.filter(pc.is_valid(page["body_sha256"])))
     return dict(sorted(kinds.items())), large
+
+
+def closed(store: Store, letters: Iterable[pa.Table], redact: hiding.Redact | None) -> list[Unread]:
+    """Those of these letters that are sealed and cannot be opened. Only sealed ones are read whole, and opened for it."""
+    found: list[Unread] = []
+    for page in letters:
+        kept = store.letters(Selection(ids=tuple(page["id"].to_pylist()), limit=None), ["id", "extras"])
+        sealed = kept["id"].take(pa.array([row for row, mark in hiding.marks(kept).items() if not mark.masked], pa.int64())).to_pylist()
+        if sealed:
+            whole = store.letters(Selection(ids=tuple(sealed), limit=None))
+            _, why = hiding.open_letters(whole, redact)
+            found += [Unread(**row, why=why[row["letter"]]) for row in places(whole) if row["letter"] in why]
+    return found
 
 
 def places(letters: pa.Table) -> list[dict[str, Any]]:

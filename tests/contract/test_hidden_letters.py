@@ -114,7 +114,7 @@ def test_a_new_key_seals_and_old_ones_go_on_to_open(place: Place) -> None:
 
 @pytest.mark.parametrize(("redact", "why"), [(Encrypt(LOST), "not among those"), (None, "nothing opens it"), (Mask(), "nothing opens it")])
 def test_a_lost_key_leaves_the_letter_as_it_is(redact: Any, why: str, place: Place) -> None:
-    """No handler gets sealed bytes: the error says what is missing, nothing of the letter changes, and others are run."""
+    """No handler gets sealed bytes: a look and the error say what is missing, nothing of the letter changes, and others are run."""
     store = place.store()
     parked(store, Encrypt(OLD))
     run, _ = job(store, redact, bad={"y1"})
@@ -122,11 +122,12 @@ def test_a_lost_key_leaves_the_letter_as_it_is(redact: Any, why: str, place: Pla
     before = letters(store)[:4]
     run._handler = job(store, redact, bad=set())[0]._handler
     run.register_log_reader(recorded(said(10, "y1")))
+    assert {why in one.why for one in reprocess(OPEN, run, dry_run=True).unread} == {True}
     with pytest.raises(LettersUnread, match=why) as caught:
         reprocess(OPEN, run)
     report = caught.value.report
     assert (len(report.unread), report.reprocessed, report.failed, report.left) == (4, 1, 0, 0)
-    assert letters(store)[:4] == before
+    assert letters(store)[:4] == before and reprocess(OPEN, run, dry_run=True).unread == report.unread
     assert sorted(ids(place.read())) == ["a", "y1"]
     assert_proven(store)
 
