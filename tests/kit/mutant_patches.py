@@ -535,6 +535,13 @@ MUTANTS = (
         "tests/spark/test_stopped_query.py::test_what_a_handler_raises_after_its_query_was_stopped_says_nothing",
     ),
     Mutant(
+        "a query that is stopped ends with the text of what broke off",
+        "deadletter/outage.py",
+        "        raise SparkGone(QUERY_STOPPED) from None\n",
+        "        raise SparkGone(QUERY_STOPPED) from error\n",
+        "tests/spark/test_stopped_query.py::test_who_stops_a_query_parks_nothing",
+    ),
+    Mutant(
         "a pause in an outage goes on although the query was stopped",
         "deadletter/outage.py",
         "        while not is_over():\n",

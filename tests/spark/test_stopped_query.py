@@ -93,7 +93,8 @@ def is_a_stop_to_spark(ended: list[Exception]) -> bool:
     while not ended and time.monotonic() < until:
         time.sleep(0.02)
     (error,) = ended
-    return isinstance(error, SparkGone) and "".join(traceback.format_exception(error)).endswith("java.lang.InterruptedException)\n")
+    _, _, behind = "".join(traceback.format_exception(error)).partition("py4j.protocol.Py4JJavaError: An error occurred while calling")
+    return isinstance(error, SparkGone) and "java.lang.InterruptedException" in behind and len(behind) < 100
 
 
 @pytest.mark.parametrize(
