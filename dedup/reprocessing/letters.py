@@ -13,8 +13,9 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -127,16 +128,13 @@ def reprocess(
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
-    report.by_kind, large = count(store, chosen, how, keep)
+    report.by_kind, report.unread = count(store, chosen, how, keep, partial(unreadable, consumer) if dry_run else None)
     report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
     job = consumer.job() if report.selected else None  # a dry run refuses a consumer without a handler, too
-    if dry_run:
-        report.unread = [] if consumer.read_log else [Unread(**row, why=no_reader(consumer.name)) for row in large]
-        report.unread += closed(store, pages(store, chosen, how.limit, lambda: LARGEST_PAGE, keep), consumer.on_failure.redact)
-    elif job is not None:
+    if job is not None and not dry_run:
         _Reprocess(job, spark, how, report).run(chosen, keep)
         refuse_unread(report)
     return report
@@ -355,28 +353,37 @@ def pages(store: Store, selection: Selection, limit: int | None, size: Callable[
 
 
 def count(
-    store: Store, chosen: Selection, options: ReprocessOptions, keep: Keep | None = None
-) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """How many letters can be run, by kind; and the places of those whose whole body only the log has."""
+    store: Store,
+    chosen: Selection,
+    options: ReprocessOptions,
+    keep: Keep | None = None,
+    look: Callable[[pa.Table], list[Unread]] | None = None,
+) -> tuple[dict[str, int], list[Unread]]:
+    """How many letters can be run, by kind; and what `look` finds in each page of them."""
     kinds: Counter[str] = Counter()
-    large: list[dict[str, Any]] = []
+    found: list[Unread] = []
     for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE, keep):
         kinds.update(page["kind"].to_pylist())
-        large += places(page.filter(pc.is_valid(page["body_sha256"])))
-    return dict(sorted(kinds.items())), large
+        found += look(page) if look else []
+    return dict(sorted(kinds.items())), found
 
 
-def closed(store: Store, letters: Iterable[pa.Table], redact: hiding.Redact | None) -> list[Unread]:
+def unreadable(consumer: Consumer, letters: pa.Table) -> list[Unread]:
+    """Those of these letters that a run could not read: the log alone has their bodies and nothing reads it, or no key opens them."""
+    large = [] if consumer.read_log else places(letters.filter(pc.is_valid(letters["body_sha256"])))
+    found = [Unread(**row, why=no_reader(consumer.name)) for row in large]
+    return found + closed(consumer.store, letters, consumer.on_failure.redact)
+
+
+def closed(store: Store, letters: pa.Table, redact: hiding.Redact | None) -> list[Unread]:
     """Those of these letters that are sealed and cannot be opened. Only sealed ones are read whole, and opened for it."""
-    found: list[Unread] = []
-    for page in letters:
-        kept = store.letters(Selection(ids=tuple(page["id"].to_pylist()), limit=None), ["id", "extras"])
-        sealed = kept["id"].take(pa.array([row for row, mark in hiding.marks(kept).items() if not mark.masked], pa.int64())).to_pylist()
-        if sealed:
-            whole = store.letters(Selection(ids=tuple(sealed), limit=None))
-            _, why = hiding.open_letters(whole, redact)
-            found += [Unread(**row, why=why[row["letter"]]) for row in places(whole) if row["letter"] in why]
-    return found
+    kept = store.letters(Selection(ids=tuple(letters["id"].to_pylist()), limit=None), ["id", "extras"])
+    sealed = kept["id"].take(pa.array([row for row, mark in hiding.marks(kept).items() if not mark.masked], pa.int64())).to_pylist()
+    if not sealed:
+        return []
+    whole = store.letters(Selection(ids=tuple(sealed), limit=None))
+    _, why = hiding.open_letters(whole, redact)
+    return [Unread(**row, why=why[row["letter"]]) for row in places(whole) if row["letter"] in why]
 
 
 def places(letters: pa.Table) -> list[dict[str, Any]]:

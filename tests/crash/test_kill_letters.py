@@ -112,15 +112,11 @@ def die_everywhere(
     Each time on a consumer of its own in a part of the place, made by the tasks `before`. Returns the names of all its steps.
     """
     prepare_place(whole)
-    place, steps = _part(whole, "shop", before), list[str]()
-    do(place.store(on_step=steps.append), task_at(place, **victim))
+    steps = steps_of(_part(whole, "shop", before), victim)
     for number in worth_dying(whole, steps):
         name = f"shop{number}x"
         place = _part(whole, name, before)
-        code, errors = nursery.start(task_at(place, **victim, name=name, die_at=number)).wait()
-        assert code == -signal.SIGKILL, errors
-        assert errors.rpartition("died before ")[2].strip() == steps[number - 1]
-        wait_for_rollback(place)
+        dies(place, nursery, {**victim, "name": name}, number, steps[number - 1])
         do(place.store(), task_at(place, **victim, name=name))
         store = place.store()
         store.publish(name)
@@ -130,6 +126,21 @@ def die_everywhere(
             raise AssertionError(f"died before {steps[number - 1]}, the {number}. step: {error}") from error
         assert_proven(store, name)
     return steps
+
+
+def steps_of(place: Place, task: dict[str, Any]) -> list[str]:
+    """Do the task; returns the names of its steps."""
+    steps: list[str] = []
+    do(place.store(on_step=steps.append), task_at(place, **task))
+    return steps
+
+
+def dies(place: Place, nursery: Nursery, task: dict[str, Any], number: int, step: str) -> None:
+    """Have a process do the task and die right before its step of this number, which has this name."""
+    code, errors = nursery.start(task_at(place, **task, die_at=number)).wait()
+    assert code == -signal.SIGKILL, errors
+    assert errors.rpartition("died before ")[2].strip() == step
+    wait_for_rollback(place)
 
 
 def _part(whole: Place, name: str, before: list[dict[str, Any]]) -> Place:

@@ -76,8 +76,8 @@ def _again(child: Steered, step: str) -> str:
     ended = ""
     for _ in range(TRIES):
         time.sleep(PAUSE)
-        ended = child.do("start")
-        if ended == "ok" and (ended := child.do(step)) == "ok":
+        assert child.do("start") == "ok"
+        if (ended := child.do(step)) == "ok":
             break
     return ended
 

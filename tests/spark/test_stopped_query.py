@@ -87,11 +87,16 @@ def cancel(spark: SparkSession, query: Any) -> None:
         query.awaitTermination(int(PATIENCE))
 
 
-def is_a_stop_to_spark(ended: list[Exception]) -> bool:
-    """Whether the query ends without an error: Spark looks for these words, and overflows a stack where much text follows them."""
+def wait_for_an_error(ended: list[Exception]) -> None:
+    """The callback's thread may go on for a moment after its query has ended."""
     until = time.monotonic() + PATIENCE
     while not ended and time.monotonic() < until:
         time.sleep(0.02)
+
+
+def is_a_stop_to_spark(ended: list[Exception]) -> bool:
+    """Whether the query ends without an error: Spark looks for these words, and overflows a stack where much text follows them."""
+    wait_for_an_error(ended)
     (error,) = ended
     _, _, behind = "".join(traceback.format_exception(error)).partition("py4j.protocol.Py4JJavaError: An error occurred while calling")
     return isinstance(error, SparkGone) and "java.lang.InterruptedException" in behind and len(behind) < 100
@@ -156,8 +161,7 @@ def test_a_stopped_query_tries_its_batch_no_longer(spark: SparkSession, place: P
             time.sleep(0.02)
     assert mark.exists() and ended == [] and query.isActive
     query.stop()
-    while not ended and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_for_an_error(ended)
     assert [type(error) for error in ended] == [SparkGone] and letters(place.store()) == []
 
 
@@ -186,6 +190,5 @@ def test_what_a_handler_raises_after_its_query_was_stopped_says_nothing(spark: S
         time.sleep(0.02)
     (tmp_path / "stopped").touch()
     stopping.join(PATIENCE)
-    while not ended and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_for_an_error(ended)
     assert [type(error) for error in ended] == [SparkGone] and "query was stopped" in str(ended[0]) and letters(place.store()) == []
