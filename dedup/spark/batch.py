@@ -6,6 +6,7 @@ And DataFrames as what handlers write: `SparkFrames`.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import uuid
@@ -32,7 +33,7 @@ from dedup.core.rows import OF_AN_EVENT, Rows, rows_of
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
-from dedup.spark import features
+from dedup.spark import features, keeping
 from dedup.spark.answering import answering
 from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
 from dedup.spark.session import AS_GIVEN, OUR_FILES, JavaError
@@ -57,6 +58,12 @@ TOO_LARGE = {
 
 LARGEST = 2**31 - 1
 """Bytes of a column that pyarrow takes rows from."""
+
+PROBES = 16
+"""Files by which a folder is known to be shared: so many that tasks of each executor write some."""
+
+_SHARED: set[str] = set()
+"""Scratch folders that were seen to be."""
 
 LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
 """Bytes of Arrow below which Spark makes a local relation."""
@@ -471,15 +478,47 @@ def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
             yield f"{folder}/rows"
         return
     mine = f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}"
+    _make(session, scratch, mine)
     try:
+        _require_one_folder(session, scratch, f"{mine}/probe")
         yield f"{mine}/rows"
     finally:
         _remove(session, mine)
 
 
+def _make(session: SparkSession, scratch: str, folder: str) -> None:
+    """The folder, where it is one of this machine. Raises ConfigError where it cannot be made. Crash: it is there or not."""
+    path = keeping.path_of(folder)
+    if path is None or not hasattr(session, "_jsparkSession"):  # Spark Connect's folders are its server's
+        return
+    try:
+        os.makedirs(path)
+    except OSError as error:
+        raise ConfigError(
+            f"Limits(scratch={scratch!r}): nothing can be written there ({error}). Give a folder that driver and executors may write to."
+        ) from error
+
+
+def _require_one_folder(session: SparkSession, scratch: str, probe: str) -> None:
+    """Raise ConfigError where each machine has a folder of its own by that name: rows that tasks write there would be missing, silently.
+
+    Asked once in a process, by a small job whose files the driver has to find. Object storage is one place for all.
+    """
+    if scratch in _SHARED or features.is_local(session) or keeping.path_of(scratch) is None:
+        return
+    session.range(0, PROBES, 1, PROBES).write.parquet(probe)
+    found = session.read.schema("id bigint").parquet(probe).count()
+    if found != PROBES:
+        raise ConfigError(
+            f"Limits(scratch={scratch!r}) is not one folder for driver and executors: of {PROBES} files that tasks wrote there, {found} "
+            "are found. Give a folder that all of them share, such as a mounted volume or object storage."
+        )
+    _SHARED.add(scratch)
+
+
 def require_shared(session: SparkSession, scratch: str | None) -> None:
     """Raise ConfigError where executors are elsewhere and no folder is named."""
-    if scratch is None and not str(session.conf.get("spark.master", "")).startswith("local"):
+    if scratch is None and not features.is_local(session):
         raise ConfigError(
             "The batch is too large for the driver, or collect=False. Give Limits(scratch=...) a folder that driver and executors share."
         )

@@ -31,6 +31,7 @@ from deadletter.outage import with_replanning
 from deadletter.parked import ParkedGroup, together
 from dedup.core import planning
 from dedup.core.index import Index
+from dedup.core.rows import in_utc
 from dedup.core.store import Store
 from dedup.decode.prepare import Prepare
 from dedup.pipeline.batch import process_run
@@ -295,7 +296,7 @@ def cut(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[tuple[Partitio
     """The rows of each partition in tables of at most `size` rows, in order; parts of one position stay together."""
     held: pa.Table | None = None
     for batch in batches:
-        for part in _by_partition(pa.Table.from_batches([batch])):
+        for part in _by_partition(in_utc(pa.Table.from_batches([batch]))):
             if held is not None and _partition(held) != _partition(part):
                 yield _partition(held), held
                 held = None

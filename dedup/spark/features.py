@@ -53,6 +53,19 @@ def _to_arrow(frame: DataFrame) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *(table.rename_columns(schema.names).cast(schema) for table in tables)])
 
 
+def told(session: SparkSession, name: str, default: str) -> str:
+    """A setting of the session; the default where a platform does not show it: serverless compute shows few."""
+    try:
+        return str(session.conf.get(name, default))
+    except PySparkException:
+        return default
+
+
+def is_local(session: SparkSession) -> bool:
+    """Whether the tasks run on this machine, as far as Spark tells."""
+    return told(session, "spark.master", "").startswith("local")
+
+
 def apart(session: SparkSession) -> SparkSession:
     """A session with the settings of this one, from which no other write of the application inherits anything. For one caller at a time.
 

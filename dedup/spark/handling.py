@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
 from checkpoint.position import Ints
@@ -29,7 +30,7 @@ from dedup.core.store import Filing, TaskFiles
 from dedup.pipeline import reentry
 from dedup.pipeline.batch import Tasks, visible
 from dedup.pipeline.performance import EventsFailed
-from dedup.pipeline.tx import Tx
+from dedup.pipeline.tx import Tx, refuse_unknown_name
 from dedup.spark.committing import cut, told
 from dedup.spark.keeping import KeptFrame, Share, give_up
 
@@ -141,9 +142,10 @@ def _raise(outcomes: Sequence[TaskOutcome], events: Callable[[], Index]) -> None
     failed = [each for outcome in outcomes for each in outcome.failed]
     if failed:
         positions = events().positions(np.array([row for row, _ in failed]))
-        common = set.intersection(*(set(outcome.misfits) for outcome in outcomes))
-        counts = {column: sum(outcome.misfits[column][1] for outcome in outcomes) for column in sorted(common)}
-        misfits = {column: (outcomes[0].misfits[column][0], count) for column, count in counts.items()}
+        having = [outcome for outcome in outcomes if outcome.misfits or outcome.failed or outcome.files or outcome.writes]
+        common = set.intersection(*(set(outcome.misfits) for outcome in having))  # a task that made no rows says nothing of a column
+        counts = {column: sum(outcome.misfits[column][1] for outcome in having) for column in sorted(common)}
+        misfits = {column: (having[0].misfits[column][0], count) for column, count in counts.items()}
         raise EventsFailed(positions, [error for _, error in failed], misfits)
 
 
@@ -178,7 +180,8 @@ def _write(writes: list[Written], tx: Tx) -> None:
             authors = None if together[0].authors is None else [author for one in together for author in one.authors or ()]
             tx.adopt_rows(table, [row for one in together for row in one.rows], how, authors)
             continue
-        rows = pa.concat_tables([one.rows for one in together], promote_options="permissive")
+        names = together[0].rows.column_names
+        rows = pa.concat_tables([one.rows.select(names) for one in together], promote_options="default")
         if how is None:
             tx.write(rows, table)
         else:
@@ -189,7 +192,7 @@ def _columns(written: Written) -> tuple[Any, ...]:
     """What must be the same in rows that are written at once."""
     if isinstance(written.rows, list):
         return (written.authors is None,)
-    return (None, *sorted(written.rows.column_names))
+    return (None, *sorted((field.name, str(field.type)) for field in written.rows.schema))  # wider types would change values
 
 
 def _by_topic(messages: list[Messages]) -> Iterator[Messages]:
@@ -238,7 +241,8 @@ def run_kept(number: int, packed: bytes, shares: Sequence[bytes]) -> Iterator[pa
 
 
 def _answer(outcome: TaskOutcome) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"outcome": pickle.dumps(outcome)}], schema=OUTCOME)
+    # By value: classes of the notebook that the handler came from are in no module here.
+    return pa.RecordBatch.from_pylist([{"outcome": bytes(cloudpickle.dumps(outcome))}], schema=OUTCOME)  # type: ignore[no-untyped-call]
 
 
 def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
@@ -268,6 +272,15 @@ def _handle_share(share: Share, job: HandlerJob, files: dict[str, pa.Table]) -> 
     return _handle(visible(table), Events(events, np.arange(len(events)), share.base, share.lanes), job)
 
 
+def _call(handler: EventsHandler, table: pa.Table, tx: Tx) -> None:
+    """Raise HandlerError where it asks `tx` for a name that is none."""
+    try:
+        handler(table, tx)
+    except BaseException as left:
+        refuse_unknown_name(left, tx)
+        raise
+
+
 @dataclass(frozen=True)
 class Events:
     """The events of one call of the handler."""
@@ -290,7 +303,7 @@ def _handle(table: pa.Table, events: Events, job: HandlerJob) -> TaskOutcome:
     outcome = TaskOutcome(rows, writes=made.writes, messages=made.messages)
     try:
         with reentry.handling(job.consumer):
-            job.handler(table, tx)
+            _call(job.handler, table, tx)
         tx.close()
         tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, job)))
     except EventsFailed as found:

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import logging
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -30,7 +31,7 @@ from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Ints
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.keys import SEQUENCE
-from dedup.core.rows import ArrowFrames, picked
+from dedup.core.rows import ArrowFrames, in_utc, picked
 from dedup.core.store import Frames
 from dedup.decode.prepare import PAYLOAD_HASH, Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedArrow, EvaluatedBatch, Evaluating, index_columns
@@ -81,7 +82,7 @@ class Keeping:
         Crash: files of an attempt whose answer does not come are read by nobody; they go with the folder.
         """
         for table in _gathered(batches):
-            yield from self._keep(table.rename_columns(list(self.names)))
+            yield from self._keep(in_utc(table.rename_columns(list(self.names))))
 
     def _keep(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
         rows = self.finish(table) if self.late is None else prepare_keys(table, self.late)
@@ -403,6 +404,9 @@ def _repeated(values: Sequence[Any], counts: Ints, kind: pa.DataType) -> pa.Arra
     return found if pa.types.is_string(kind) else found.dictionary_decode()
 
 
+_OTHER = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""The scheme of a URL."""
+
 _not_shared: set[str] = set()
 """Folders in which a task did not find what another one had written."""
 
@@ -412,19 +416,33 @@ def give_up(path: str) -> None:
     _not_shared.add(os.path.dirname(os.path.dirname(path)))
 
 
+def path_of(scratch: str) -> str | None:
+    """The path that a folder for scratch files is; None where it is object storage, or another file system of Spark's (`dbfs:/x`)."""
+    path = scratch.removeprefix("file://").removeprefix("file:")
+    return None if _OTHER.match(path) else path
+
+
 def shared_folder(base: str | None) -> AbstractContextManager[str] | None:
     """A folder for kept rows below this one, or below the system's for temporary files; None where it was given up."""
     root = os.path.abspath(tempfile.gettempdir() if base is None else base)
-    return None if root in _not_shared else _folder(root, 0o700 if base is None else 0o777)
+    if root in _not_shared:
+        return None
+    try:
+        os.makedirs(root, exist_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be made (%s): the rows of batches are shuffled", root, error)
+        _not_shared.add(root)
+        return None
+    return _folder(root, 0o700 if base is None else 0o777)
 
 
 @contextmanager
 def _folder(root: str, mode: int) -> Iterator[str]:
     """Removed with the block. Crash: it stays until the next call on this host."""
-    os.makedirs(root, exist_ok=True)
     _sweep(root)
     folder = os.path.join(root, f"{PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}")
-    os.mkdir(folder, mode)
+    os.mkdir(folder)
+    os.chmod(folder, mode)  # whatever the umask: executors may run as another user
     try:
         yield folder
     finally:
@@ -433,10 +451,9 @@ def _folder(root: str, mode: int) -> Iterator[str]:
 
 def _sweep(root: str) -> None:
     """Remove folders of processes of this host that are gone."""
-    mine = f"{PREFIX}{socket.gethostname()}-"
     for name in os.listdir(root):
-        pid = name.removeprefix(mine).partition("-")[0]
-        if name.startswith(mine) and pid.isdigit() and not _lives(int(pid)):
+        host, pid, _ = (*name.removeprefix(PREFIX).rsplit("-", 2), "", "")[:3]
+        if name.startswith(PREFIX) and host == socket.gethostname() and pid.isdigit() and not _lives(int(pid)):
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
 from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.rows import in_utc
 from dedup.decode import prepare
 from dedup.decode.prepare import Expression, Layout, Named, Prepare, layout
 from dedup.spark import features
@@ -95,7 +96,7 @@ def _mapped(df: DataFrame, step: Step, schema: T.StructType) -> DataFrame:
 
 def _each(batches: Iterable[pa.RecordBatch], names: list[str], step: Step) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield from step(pa.Table.from_batches([batch]).rename_columns(names)).to_batches()
+        yield from step(in_utc(pa.Table.from_batches([batch]).rename_columns(names))).to_batches()
 
 
 def named(name: str) -> Column:

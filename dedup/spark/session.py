@@ -40,6 +40,9 @@ AS_GIVEN = {
 }
 """Settings under which Spark writes rows of ours: those of the user may cut microseconds off, and move or refuse dates before 1582."""
 
+AS_STAGED = {"spark.sql.parquet.inferTimestampNTZ.enabled": "true", "spark.sql.parquet.binaryAsString": "false"}
+"""Settings under which Spark finds the types of files of ours: with others, a time without a zone is one of the session's, and moves."""
+
 DELTAS = {
     "3.5": "io.delta:delta-spark_2.12:3.3.3",
     "4.0": "io.delta:delta-spark_4.0_2.13:4.4.0",

@@ -104,10 +104,9 @@ class SparkTasks:
     def folder(self) -> AbstractContextManager[str] | None:
         """Below the user's folder for scratch files where that is a path; else, where tasks run on this machine, a temporary one."""
         if self._scratch is not None:
-            path = self._scratch.removeprefix("file://").removeprefix("file:")
-            return None if "://" in path else keeping.shared_folder(path)
-        local = str(self._batch.sparkSession.conf.get("spark.master", "")).startswith("local")
-        return keeping.shared_folder(None) if local else None
+            path = keeping.path_of(self._scratch)
+            return None if path is None else keeping.shared_folder(path)
+        return keeping.shared_folder(None) if features.is_local(self._batch.sparkSession) else None
 
     def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
         """Evaluate the batch, once, in the tasks that read it. Returns PIECES, and how to complete few rows."""

@@ -29,7 +29,10 @@ NEEDED = ("numpy", "pyarrow", "dedup")
 MOST = 1_000
 """Tasks that ask, at most."""
 
-SEND = "Install it for that interpreter; send a module of your own with spark-submit --py-files, or SparkContext.addPyFile."
+SEND = (
+    "Install it for that interpreter, or send an environment that has it (spark.archives and PYSPARK_PYTHON). "
+    "Send a module of your own with spark-submit --py-files, or SparkContext.addPyFile."
+)
 """What to do where workers have the driver's interpreter."""
 
 _asked: set[tuple[str, str]] = set()
@@ -55,10 +58,11 @@ def check(session: SparkSession, consumer: str, packed: Sequence[bytes]) -> None
 
 
 def _application(session: SparkSession) -> str:
+    """The application, or the session; empty where a platform shows neither: one process has one of them."""
     try:
         return str(session.sparkContext.applicationId)
-    except (PySparkException, AttributeError):  # Spark Connect
-        return str(session.session_id)  # type: ignore[attr-defined]
+    except (PySparkException, AttributeError):  # Spark Connect, or a platform that hides the context
+        return str(getattr(session, "session_id", ""))
 
 
 def _problem(session: SparkSession, packed: Sequence[bytes]) -> str | None:

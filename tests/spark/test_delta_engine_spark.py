@@ -16,9 +16,13 @@ from checkpoint.errors import ConfigError, Fenced, SinkMismatch, StoreRestored, 
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
 from dedup.delta import DeltaStore
+from dedup.delta.commit import SinkPublisher
+from dedup.delta.ledger import LETTERS_SINK
 from kit import delta_kit as kit
 from kit import delta_race_child as other
 from kit.delta_kit import show
+from kit.orders import batch, consumer, event, letters
+from kit.places import SparkPlace
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,6 +121,36 @@ def test_a_publication_that_died_is_gone_on_with_in_order(folder: Path, monkeypa
     app = f"{state.ledger.app(state.table, 0)}/orders"
     assert DeltaTable(str(folder / "orders")).transaction_version(app) == state.header.version
     assert show(folder) == [1, 2] and open_store(folder).publish(kit.NAME) == 0 and show(folder) == [1, 2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("found", [False, True], ids=["gone before it is looked for", "gone before it is read"])
+def test_letters_are_read_while_another_process_publishes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool) -> None:
+    """What is staged for Spark goes with its publication: who meets the gap looks again, and neither fails nor takes it for a loss."""
+    from dedup.spark.delta import SparkTables
+
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    place = SparkPlace(tmp_path)
+    place.create_sink()
+    with monkeypatch.context() as broken:
+        broken.setattr(SparkTables, "append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            consumer(place.store())(batch(event(0, "bad", -1)), 0)
+    require, met = SinkPublisher.require_files, list[str]()
+
+    def meanwhile(self: SinkPublisher, header: Any, entry: Any, uri: str) -> None:
+        met.append(entry.name)
+        if len(met) > 1 or found:
+            require(self, header, entry, uri)
+        if len(met) == 1:
+            assert place.store().publish("shop") == 1
+            if not found:
+                require(self, header, entry, uri)
+
+    monkeypatch.setattr(SinkPublisher, "require_files", meanwhile)
+    assert [letter["idempotence_key"] for letter in letters(place.store())] == ["bad"] and met[0] == LETTERS_SINK
 
 
 @pytest.mark.full

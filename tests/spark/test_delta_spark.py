@@ -347,6 +347,7 @@ def test_rows_with_other_columns_are_not_read_as_if_they_had_the_same(spark: Spa
     assert rows == {10 * turn + n + more: wanted[n % 3] for turn in range(4) for n in range(6) for more in (0, 100)}
 
 
+@pytest.mark.full
 def test_a_staged_file_that_cannot_be_read_is_not_left_out(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +373,7 @@ def test_a_staged_file_that_cannot_be_read_is_not_left_out(
     assert spark.read.format("delta").load(strict).count() == 0 and store.head(kit.NAME).seq == 2
 
 
+@pytest.mark.full
 def test_a_merge_that_lacks_a_column_of_a_rule_says_so(spark: SparkSession, tmp_path: Path) -> None:
     """Whether such a row keeps to the rule nobody can tell; of single events it is the event's fault."""
     uri = str(tmp_path / "ruled")
@@ -400,6 +402,7 @@ MILLISECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 """As a session may write Parquet for old readers."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("merged", of_which(1, [True, False]))
 def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_path: Path, merged: bool) -> None:
     """The session may cut the microseconds off in what it writes: not in a sink that only Spark can write."""
@@ -416,6 +419,7 @@ def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_p
     assert [found.microsecond for (found,) in spark.read.format("delta").load(sink).select("at").collect()] == [at.microsecond]
 
 
+@pytest.mark.full
 def test_no_other_write_inherits_the_id_of_a_merge(
     spark: SparkSession, tmp_path: Path, strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

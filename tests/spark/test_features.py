@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, orders
 from kit.places import Place
 
@@ -39,6 +40,7 @@ def older(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     return spark
 
 
+@pytest.mark.full
 def test_rows_go_to_an_older_spark_and_come_back_as_they_are(older: SparkSession) -> None:
     """Many and none, with nulls, times, structs and lists, in their order; columns with odd names, and one name twice."""
     from dedup.spark.features import create, to_arrow
@@ -62,7 +64,7 @@ def test_each_row_goes_to_the_task_of_its_number(older: SparkSession) -> None:
 
 
 @pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("where", ["frame", "tasks"])
+@pytest.mark.parametrize("where", of_which(1, ["frame", "tasks"]))
 def test_a_consumer_on_an_older_spark_writes_each_order_once(older: SparkSession, place: Place, where: str) -> None:
     """A handler of frames, and one of Arrow tables in tasks: new, duplicate, rejected and redelivered events."""
     from dedup.spark.features import create

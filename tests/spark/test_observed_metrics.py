@@ -37,7 +37,7 @@ def observed(frame: DataFrame, handle: Any, checkpoint: Path) -> dict[str, int]:
     query = frame.writeStream.foreachBatch(handle).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination(120)
     progress = next(one for one in query.recentProgress if one["batchId"] == 0)
-    return {name: row["rows"] for name, row in progress["observedMetrics"].items()}
+    return {name: row["rows"] for name, row in progress.get("observedMetrics", {}).items()}
 
 
 def counting(frame: DataFrame, name: Any) -> DataFrame:

@@ -16,6 +16,7 @@ from dedup.core.keys import KeySettings
 from dedup.core.rows import arrow_of, frame_of
 from dedup.decode.prepare import Prepare, prepare_events
 from dedup.decode.registry import Azure, Confluent
+from fixtures.variants import of_which
 from kit.registry_kit import avro, confluent, content_type, events, record
 from kit.registry_server import RegistryServer
 
@@ -89,7 +90,7 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
         assert rows["data"].to_pylist() == [plain, plain, None]
 
 
-@pytest.mark.parametrize("path", ["driver", "expression", pytest.param("scratch", marks=pytest.mark.full)])
+@pytest.mark.parametrize("path", of_which(1, ["expression", "driver", "scratch"]))
 def test_every_way_to_materialise_a_batch(
     spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

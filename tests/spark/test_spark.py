@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from checkpoint.errors import ConfigError, SinkMismatch
@@ -191,6 +193,21 @@ def test_scratch_files_hold_the_values_of_the_batch(spark: SparkSession, tmp_pat
     assert seen[0] == seen[1] and (seen[1][0]["at"].microsecond, str(seen[1][0]["day"])) == (678901, "1582-10-10")
 
 
+def test_staged_rows_have_the_types_that_they_were_written_with(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the session takes columns of Parquet files for: a time without a zone does not move, and bytes are no text."""
+    from dedup.spark.delta import _staged
+    from dedup.spark.features import setting
+
+    rows = pa.table({"at": pa.array([dt.datetime(2026, 7, 1, 12)], pa.timestamp("us")), "raw": [b"x"]})
+    pq.write_table(rows, tmp_path / "staged.parquet")
+    settings = {"spark.sql.parquet.inferTimestampNTZ.enabled": "false", "spark.sql.parquet.binaryAsString": "true"}
+    with setting(spark, {**settings, "spark.sql.session.timeZone": "Europe/Berlin"}):
+        staged = _staged(spark, [str(tmp_path / "staged.parquet")])
+        assert staged.dtypes == [("at", "timestamp_ntz"), ("raw", "binary")]
+        assert [(row["at"].hour, bytes(row["raw"])) for row in staged.collect()] == [(12, b"x")]
+        assert {name: spark.conf.get(name) for name in settings} == settings
+
+
 def test_a_column_of_the_user_keeps_its_name_in_scratch_files(spark: SparkSession, tmp_path: Path) -> None:
     """A batch with a column `_row` stays readable when it becomes too large for the driver: the stream would stop there for ever."""
     from dedup.spark.batch import SparkBatch
@@ -212,6 +229,17 @@ def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: 
         assert list(tmp_path.rglob("*.parquet"))
         raise OSError("away")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("where", ["{}", "file://{}"])
+def test_a_scratch_folder_that_cannot_be_made_is_named(where: str, spark: SparkSession, tmp_path: Path) -> None:
+    """The setting and the reason, before Spark is asked to write."""
+    from dedup.spark.batch import scratch_folder
+
+    (tmp_path / "file").touch()
+    refused = pytest.raises(ConfigError, match=r"Limits\(scratch='.*file/below'\): nothing can be written there \(.*Not a directory")
+    with refused, scratch_folder(spark, where.format(tmp_path / "file/below")):
+        pass
 
 
 @pytest.mark.fast_on("delta")
@@ -236,6 +264,7 @@ def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_what_is_read_from_the_log_stays_with_the_tasks(
     spark: SparkSession, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

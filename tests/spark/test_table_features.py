@@ -118,6 +118,7 @@ def test_row_ids_are_given_once(spark: SparkSession, tmp_path: Path, checkpoints
     assert {r.id: r.version for r in rows} == {n: 1 + n // 4 * 2 + (n % 4 == 3) for n in range(MORE)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("many", [MANY, pytest.param(MORE, marks=pytest.mark.full)])
 def test_row_ids_and_times_hold_while_spark_writes_as_well(spark: SparkSession, tmp_path: Path, many: int) -> None:
     """At the same time: whoever comes second goes on from the first, each row has an id of its own, and time never goes back."""
@@ -173,6 +174,7 @@ def test_times_go_on_where_the_clock_is_behind(spark: SparkSession, tmp_path: Pa
     assert seen_anew(spark, uri, "again").count() == 2
 
 
+@pytest.mark.full
 def test_a_column_of_a_type_that_dedup_cannot_write_is_left_out(spark: SparkSession, tmp_path: Path) -> None:
     """One VARIANT column hinders nobody who does not write it: it is NULL. Rows that bring it are refused with what to do."""
     uri = made(spark, tmp_path, "", ", v VARIANT, inner STRUCT<a: INT, v: VARIANT>")
@@ -197,6 +199,7 @@ def test_a_column_of_such_a_type_that_is_not_null_refuses_the_sink(spark: SparkS
         tx.write(uri, ArrowRows(pa.table({"id": [4]})))
 
 
+@pytest.mark.full
 def test_a_widened_column_takes_files_without_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Old files have the narrow type and new ones the wide one: Spark reads both."""
     uri = made(spark, tmp_path, TABLES["type widening"], ", small INT")
