@@ -32,7 +32,7 @@ matrix: java $(VENV)/.classes ## Run Spark's tests on each version of it (SPARK=
 simulate: $(VENV)/.ready ## Play N schedules of crashes, instances and replays against the planning code (N=100000), or one of them (SEED=123)
 	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(if $(SEED),--seed $(SEED),$(N)) $(SIMULATE_ARGS)
 
-mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (about 8 minutes)
+mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break has to be noticed (a quarter of an hour)
 	@PYTHONPATH=.:tests $(BIN)/python -m kit.mutants $(MUTANTS)
 
 crash: $(VENV)/.ready ## Break processes, servers, connections and disks N times a store (N=1000), go on where it ended (CRASH_ARGS="--store delta")

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.position import LAST, Partition
+from checkpoint.position import LAST, Partition, Ranges
 
 RANGES = pa.list_(pa.struct([pa.field("first", pa.int64(), nullable=False), pa.field("last", pa.int64(), nullable=False)]))
 
@@ -37,6 +39,11 @@ BATCHES = pa.schema(
     ]
 )
 """The batch record: one row per chunk and partition. Stores add consumer, generation, epoch, seq, committed_at."""
+
+
+def union(records: Iterable[Mapping[str, Any]], name: str) -> Ranges:
+    """The positions that one of these records has in this column of RANGES."""
+    return Ranges.of((one["first"], one["last"]) for record in records for one in record[name])
 
 
 @dataclass(frozen=True)

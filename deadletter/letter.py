@@ -20,7 +20,7 @@ PROPERTIES = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 LETTERS = pa.schema(
     [
-        pa.field("id", pa.string(), nullable=False),  # letter_id(): the same position parks under the same id
+        pa.field("id", pa.string(), nullable=False),  # letter_id(): the same position parks under the same id; without one, a decision
         pa.field("consumer", pa.string(), nullable=False),
         pa.field("generation", pa.int32(), nullable=False),
         pa.field("source", pa.string(), nullable=False),

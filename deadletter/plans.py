@@ -32,6 +32,13 @@ REASONS = {
     Kind.KEY_CONFLICT: "the idempotence key was decided before with another payload",
 }
 
+PARKED_AGAIN = (
+    "id", "event_key", "key", "holds_key", "idempotence_key", "payload_hash", "body", "body_size", "body_sha256", "kind", "reason",
+    "error_type", "error_message", "stack", "fingerprint", "attempts", "first_failed_at", "last_failed_at", "status", "blocked_by",
+    "extras",
+)  # fmt: skip
+"""Columns of LETTERS that a letter gets where it is parked once more: all but its position, headers and sequence."""
+
 SHOWN = 300
 """Characters of an error message that make the reason of a letter."""
 
@@ -167,6 +174,34 @@ def take_in(letters: pa.Table, past: pa.Table, known: Iterable[bytes], who: Who)
     if noted.num_rows:
         steps.append(Note(pa.table({"key": noted["key"], "count": noted["duplicates"]})))
     return Plan(tuple(steps), _reserve(rows, takes), _kinds(rows), {"duplicates": sorted(duplicates)} if duplicates else {})
+
+
+def parked_again(step: Park, there: pa.Table) -> tuple[Park, Change | None]:
+    """The letters that are new, and what becomes of those that are there: an import brought them before their positions were delivered.
+
+    A letter holds the key that its decision has just reserved. So the one that is there does not hold it: what was decided about it was
+    decided in another store, and has no effect here. It is open again, as this decision says. A letter without a key is left as it is.
+
+    Args:
+        there: id, key and holds_key of those of these letters that are in the store.
+    """
+    old = {i: key if holds else None for i, key, holds in zip(*(there[n].to_pylist() for n in ("id", "key", "holds_key")), strict=True)}
+    fresh = pc.invert(_among(step.letters["id"], list(old)))
+    wanted = zip(*(step.letters[n].to_pylist() for n in ("id", "key", "holds_key")), strict=True)
+    again = _among(step.letters["id"], [i for i, key, holds in wanted if i in old and holds and key != old[i]])
+    return _part(step, fresh), _reopened(_part(step, again)) if again.true_count else None
+
+
+def _part(step: Park, chosen: pa.Array) -> Park:
+    letters = step.letters.filter(chosen)
+    return Park(letters, step.history.filter(_among(step.history["letter_id"], letters["id"].to_pylist())))
+
+
+def _reopened(step: Park) -> Change:
+    """Letters that are there as they are parked now; who reopened them is the stream itself."""
+    rows = step.letters.select(["id", "last_failed_at"]).to_pylist()
+    entries = [{"letter_id": row["id"], "at": row["last_failed_at"], "action": Action.REOPENED.value} for row in rows]
+    return Change(step.letters.select(PARKED_AGAIN), pa.concat_tables([step.history, history(entries)]))
 
 
 def held(letters: pa.Table, past: pa.Table) -> dict[str, list[bytes]]:

@@ -70,7 +70,8 @@ class LetterStore(StateStore, Protocol):
 
 @dataclass(frozen=True)
 class Park:
-    """Keep these dead letters (LETTERS, in position order) and their history. A letter whose id exists already is left as it is.
+    """Keep these dead letters (LETTERS, in position order) and their history. Of one whose id is there, `plans.parked_again` says what
+    becomes of it: it is open again where this decision has reserved its key, else it is left as it is.
 
     Those with a sequence that are OPEN or BLOCKED block it: see `Transaction.blocked`.
     """

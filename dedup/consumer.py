@@ -35,6 +35,7 @@ from dedup import logs
 from dedup.core.envelope import Columns
 from dedup.core.keys import KeySettings
 from dedup.core.planning import OnKeyConflict
+from dedup.core.rows import table_of_dicts, without_views
 from dedup.core.settings import DISPATCH_TO, SECONDS_OF_SENDING
 from dedup.core.store import Store
 from dedup.decode import Decoder
@@ -529,7 +530,7 @@ def as_batch(rows: Any) -> Any:
     if isinstance(rows, list) and not (rows and all(isinstance(row, Mapping) for row in rows)):
         raise ConfigError("A list of rows holds dicts, at least one: their names are the columns.")
     try:
-        return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else pa.Table.from_pylist(rows)
+        return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else table_of_dicts(rows)
     except (pa.ArrowException, TypeError) as error:
         raise ConfigError(f"The rows cannot become columns: {error}. Give each column values of one type.") from error
     except ValueError as error:  # pandas: two columns of one name
@@ -539,7 +540,7 @@ def as_batch(rows: Any) -> Any:
 def open_batch(batch: Any, scratch: str | None, *, collect: bool = True) -> Batch:
     """The feed for a pyarrow Table or a Spark DataFrame, whose rows come to the driver or not. Raises ConfigError for anything else."""
     if isinstance(batch, pa.Table | pa.RecordBatch):
-        return ArrowBatch(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch]))
+        return ArrowBatch(without_views(batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])))
     if type(batch).__module__.split(".")[0] == "pyspark":
         from dedup.spark.batch import SparkBatch
 

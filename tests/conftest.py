@@ -34,10 +34,10 @@ cheap.use_one_thread()
 PLUGINS = (
     "variants",
     "rooms",
+    "fix_postgres",
     "fix_places",
     "fix_delta",
     "fix_kafka",
-    "fix_postgres",
     "fix_eventhubs",
     "fix_azurite",
     "fix_object_storage",
@@ -77,6 +77,10 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         return
     conf = cheap.INTERPRETED if is_fast(request.config) else {}
     session = local_session("dedup tests", **{"spark.jars": maven.spark_kafka(), **conf})
+    if os.environ.get("DEDUP_TEST_SPARK") == "managed":
+        from kit import managed
+
+        managed.limit()
     yield session
     session.stop()
 

@@ -138,7 +138,7 @@ def set_(
     opened = open_store(store)
     check_consumer(opened, name)
     head = opened.head(name)
-    where = Partition(_source(head, source or namespace, topic or hub), topic or hub, partition)
+    where = Partition(_source(head, source or namespace.lower(), topic or hub), topic or hub, partition)
     _move(opened, name, changes.plan(opened, head, {where: Checkpoint(to, offset or None)}), Decided(yes, who(by), reason, as_json))
 
 
@@ -249,7 +249,7 @@ def import_blob(
     decided = Decided(yes, who(by), reason or f"imported from Blob storage: {named}", as_json)
     if opened is not None:
         head = opened.head(name)
-        wanted = changes.wanted_of(found, source or namespace, hub)
+        wanted = changes.wanted_of(found, source or namespace.lower(), hub)  # as `Connection.source` has it
         ahead = {p: c for p, c in wanted.items() if p not in head.checkpoints or head.checkpoints[p].sequence_number < c.sequence_number}
         _move(opened, name, changes.plan(opened, head, ahead), decided, left_out)
     elif processors is not None:

@@ -23,7 +23,7 @@ from deadletter.selection import Selection
 from deadletter.work import Changed, Which
 from dedup.cli.options import By, Commands, Ids, Reason, Yes, check_names, one_of, progress, selecting, who, whole_ids
 from dedup.cli.reprocess import consumer_of
-from dedup.cli.show import CHANGES, NOTHING_DONE, AsJson, cell, print_fields, print_json, print_table
+from dedup.cli.show import CHANGES, NOTHING_DONE, AsJson, cell, print_fields, print_json, print_named, print_table
 from dedup.reprocessing.dead_letters import DeadLetters, Letter, shown
 from dedup.reprocessing.files import Imported
 from dedup.urls import StoreUrl, open_store
@@ -130,7 +130,7 @@ def show(
         return
     properties, stack = letter.row["properties"], letter.row["stack"]
     print_fields([*_fields(letter.row).items(), *([("redaction", said)] if (said := _redaction(letter.row)) else [])])
-    print_fields([(p["key"], _text(p["value"])) for p in properties or []], title="properties" if properties else "no properties")
+    print_named([(p["key"], _text(p["value"])) for p in properties or []], title="properties" if properties else "no properties")
     past = letter.history.to_pylist()
     print_table(
         HISTORY_COLUMNS, [[_said(entry[c]) for c in HISTORY_COLUMNS] for entry in past], title="history", empty="never tried: it waits"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import typer
 
 import dedup
+from checkpoint.head import Head
 from checkpoint.start import Ends, Lag, lags
 from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings, connection_string, kafka_address, settings_of
 from dedup.cli.exits import found
@@ -47,13 +49,19 @@ def lag(
     broker = ends_of(kafka, kafka_settings, eventhubs)
     if broker is None:
         raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
-    heads = [opened.head(name)] if name else [head for each in opened.consumers() if (head := opened.head(each)).checkpoints or topic]
+    heads = [opened.head(name)] if name else [head for head in map(opened.head, opened.consumers()) if _is_read(head, topic, source)]
     rows = [one for head in heads for one in lags(head, broker, topic or (), source or None)]
     if as_json:
         print_json([_row(one) for one in rows])
     else:
         print_table(COLUMNS, [_cells(one) for one in rows], empty="no consumers yet")
     found(fail_above is not None and any(_too_far(one, fail_above) for one in rows))
+
+
+def _is_read(head: Head, topic: Sequence[str] | None, source: str) -> bool:
+    """Whether this consumer has read something, or may read these topics; where a broker is named, of that one."""
+    sources = {partition.source for partition in head.checkpoints}
+    return source in sources if source and sources else bool(sources or topic)
 
 
 def _too_far(one: Lag, limit: int | dt.timedelta) -> bool:

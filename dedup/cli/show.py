@@ -127,9 +127,14 @@ def _print_blocks(table: Sequence[_Column], room: int) -> None:
 
 def print_fields(pairs: Pairs, *, title: str | None = None) -> None:
     """One line for each name and value; in a terminal long values are broken into lines below each other."""
+    print_named([(name.replace("_", " "), value) for name, value in pairs], title=title)
+
+
+def print_named(pairs: Pairs, *, title: str | None) -> None:
+    """The same, where somebody else chose the names."""
     if title:
         typer.echo(f"\n{title}")
-    _print_pairs([(name.replace("_", " "), _line(value)) for name, value in pairs], width())
+    _print_pairs([(_line(name), _line(value)) for name, value in pairs], width())
 
 
 def _print_pairs(pairs: Sequence[tuple[str, str]], room: int | None) -> None:

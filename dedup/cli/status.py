@@ -103,6 +103,8 @@ def status(
 
     def once(*, clear: bool = False) -> bool:
         looked = [look(opened, each, broker, source) for each in ([name] if name else opened.consumers())]
+        if source:
+            require_source(looked, source)
         warned = {one.head.consumer: list(wrong_with(one, limits)) for one in looked}
         if clear:
             Console().clear()
@@ -117,6 +119,13 @@ def status(
         except (StoreUnavailable, SourceUnavailable) as error:
             lines.note(f"dedup: {error}", error=error)
         time.sleep(max(every.total_seconds(), SHORTEST))
+
+
+def require_source(looked: Sequence[Standing], source: str) -> None:
+    """Raise ConfigError where none of these consumers reads from that broker: a limit of the lag would limit nothing."""
+    known = sorted({partition.source for one in looked for partition in one.head.checkpoints})
+    if known and source not in known:
+        raise dedup.ConfigError(f"No consumer here reads from {source!r}. They read from {', '.join(known)}.")
 
 
 def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:

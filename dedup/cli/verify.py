@@ -12,7 +12,7 @@ from checkpoint.position import Partition, Ranges
 from deadletter.json_rows import json_rows
 from dedup.cli.exits import found
 from dedup.cli.options import Commands, Name
-from dedup.cli.show import AsJson, print_fields, print_json, print_table
+from dedup.cli.show import AsJson, cell, print_fields, print_json, print_table
 from dedup.core.store import Store
 from dedup.urls import StoreUrl, check_consumer, open_store
 from dedup.verify import PartitionProof, VerifyReport, load, save, verify
@@ -139,9 +139,9 @@ def _print_report(report: VerifyReport) -> None:
     print_table(PROOF_COLUMNS, rows, title=report.consumer, empty=f"{report.consumer}: no positions")
     print_fields(report.counts.items(), title=f"rows of {report.consumer}")
     for note in report.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(f"note: {cell(note)}")
     for contradiction in report.contradictions:
-        typer.echo(f"CONTRADICTION: {contradiction}")
+        typer.echo(f"CONTRADICTION: {cell(contradiction)}")
     typer.echo("everything is accounted for" if report.ok else f"contradictions: {len(report.contradictions)}")
 
 

@@ -96,6 +96,14 @@ class Index:
         """The index of these rows."""
         return replace(self, **{f: getattr(self, f)[rows] for f in self._FIELDS})
 
+    def arrived(self, rows: Ints) -> Ints:
+        """These rows as they came: without positions they stand by their keys, so that each delivery is cut and tried in the same way."""
+        return rows if self.partitions != (KEY_ONLY,) else rows[np.argsort(self.arrival(rows), kind="stable")]
+
+    def arrival(self, rows: Ints) -> Ints:
+        """A number for each of these rows, the lower the earlier it came."""
+        return rows if self.partitions != (KEY_ONLY,) else self.numbers[rows]
+
     def positions(self, rows: Ints) -> pa.Table:
         """The columns of POSITION of these rows."""
         names = [self.partitions[at] for at in self.place[rows].tolist()]

@@ -263,14 +263,16 @@ def _ids(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: R
 
 def _ids_without_position(settled: Settled, rows: Ints, kinds: Sequence[Kind], head: Head, run: Run) -> list[str]:
     index, times = settled.index, Counter[tuple[object, ...]]()
+    chunk = (run.query_id, run.batch_id, run.chunk)
     found = []
     for row, kind in zip(rows.tolist(), kinds, strict=True):
-        if kind not in HOLDS_NO_KEY:
-            found.append(letter_id(head.consumer, head.generation, "key", int(index.high[row]), int(index.low[row])))
+        if kind not in HOLDS_NO_KEY:  # a key can fail once more after it was released or purged: the decision tells these letters apart
+            same: tuple[object, ...] = ("key", head.seq, *chunk, int(index.high[row]), int(index.low[row]))
         else:  # nothing but its batch and its payload tells this delivery from another
-            same = ("delivery", run.query_id, run.batch_id, run.chunk, kind, int(index.payload[row]))
-            times[same] += 1
-            found.append(letter_id(head.consumer, head.generation, *same, times[same]))
+            delivery = ("delivery", *chunk, kind, int(index.payload[row]))
+            times[delivery] += 1
+            same = (*delivery, times[delivery])
+        found.append(letter_id(head.consumer, head.generation, *same))
     return found
 
 

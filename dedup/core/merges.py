@@ -3,8 +3,9 @@
 A MERGE fails on two source rows of one key, and the order in which rows happen to arrive must not choose between them. Rows with different
 columns become merges one after the other: a column that a row lacks stays as it is in the sink.
 
-Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. For each
-key and set of columns one row is left, so the number of merges depends on the sets of columns, not on the rows. Called by both stores.
+Promises that the sink ends as if the rows of each key had been merged one by one, whichever columns the rows of other keys have. One thing
+differs: a row that is older than a deletion of its key before it is left out. For each key and set of columns one row is left, and a
+deletion that it follows, so the number of merges depends on the sets of columns, not on the rows. Called by both stores.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint.errors import RowsMisfit, SinkMismatch, ValuesRefused
-from checkpoint.position import Ints
+from checkpoint.position import Bools, Ints
 from dedup.core.envelope import POSITION
 from dedup.core.near import listed, meant
-from dedup.core.rows import PlainRows, Rows, alike, each_typed
+from dedup.core.rows import PlainRows, Rows, alike, each_typed, without_views
 from dedup.core.steps import Merge
 
 _ROW, _KNOWN = "__dedup_row", "__dedup_known"
@@ -32,26 +33,73 @@ Ranks = Callable[[pa.Table], Mapping[str, pa.ChunkedArray]]
 """(rows) -> `ranks` of `last_per_key`."""
 
 
-def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray] | None = None) -> pa.Table:
-    """The rows that count, in the order of their positions; keys have 0.0 for -0.0.
+def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray] | None = None) -> list[pa.Table]:
+    """The rows that count, in the order of their positions, or in which they came; keys have 0.0 for -0.0.
+
+    They are two tables where a row follows the deletion of its key: what it lacks is not what the deleted row had.
 
     Args:
         ranks: of columns that are not to be compared as they are: numbers that compare as the sink compares the values.
 
     Raises:
-        RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
+        RowsMisfit: a column that `merge` names is missing, that of newer_by is of a type that has no order, or a key of one that has no
+            equality.
     """
     require(rows, merge)
     rows = one_zero(rows, merge)
     compared = _compared(rows, merge, ranks or {})
-    order = _order(compared, merge)
-    if order:
-        with requiring_order(rows, merge):
-            moved = pc.sort_indices(compared, sort_keys=order)
+    if set(POSITION) <= set(rows.column_names):
+        moved = pc.sort_indices(compared, sort_keys=[(name, "ascending") for name in POSITION])
         rows, compared = rows.take(moved), compared.take(moved)
-    numbered = compared.append_column(_ROW, pa.array(range(rows.num_rows), pa.int64()))
-    last = numbered.group_by(list(merge.keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"]
-    return rows.take(last.combine_chunks().sort())
+    gone = _gone(rows, merge).to_numpy()
+    chosen: tuple[Ints, ...]
+    if gone.any():
+        chosen = _behind_deletions(_key_numbers(compared, merge.keys), _ages(compared, merge), gone)
+    else:
+        chosen = (_newest(compared, merge),)
+    return [rows.take(pa.array(some)) for some in chosen if len(some)] or [rows.slice(0, 0)]
+
+
+def _newest(compared: pa.Table, merge: Merge) -> Ints:
+    """Of each key the newest row, ascending: the first of several that are equally new, as the sink's row would stay."""
+    rows = pa.array(np.arange(compared.num_rows))
+    order = np.arange(compared.num_rows)
+    if merge.newer_by:
+        by = [(_KNOWN, "ascending"), (merge.newer_by, "ascending"), (_ROW, "descending")]
+        with requiring_order(compared, merge):
+            order = pc.sort_indices(compared.append_column(_ROW, rows), sort_keys=by).to_numpy()
+    numbered = compared.select(list(merge.keys)).take(pa.array(order)).append_column(_ROW, rows)
+    with _requiring_equality(compared, merge.keys):
+        last = numbered.group_by(list(merge.keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].to_numpy()
+    return np.sort(order[last])
+
+
+def _behind_deletions(keys: Ints, ages: Ints, gone: Bools) -> tuple[Ints, Ints]:
+    """Of each key the last row that counts, and before that those deletions that a row of their key follows; ascending."""
+    counts = _counting(keys, ages, gone)
+    last, deleted = _last_of_each(keys, counts), _last_of_each(keys, counts & gone)
+    return np.setdiff1d(deleted, last), last
+
+
+def _counting(keys: Ints, ages: Ints, gone: Bools) -> Bools:
+    """Which rows do something, merged one by one: those newer than all before them, and the first as new as the deletion before it."""
+    order = np.argsort(keys, kind="stable")
+    ages, gone, at = ages[order] - ages.min(), gone[order], np.arange(len(order))
+    ages += keys[order] * (ages.max() + 1)  # a later key is newer than all before it
+    before = np.r_[-1, np.maximum.accumulate(ages)[:-1]]
+    newer = ages > before
+    top = np.maximum.accumulate(np.where(newer, at, 0))  # the row that is the newest so far
+    again = np.flatnonzero((ages == before) & gone[top] & ~gone)
+    newer[again[np.unique(top[again], return_index=True)[1]]] = True
+    found = np.empty(len(order), dtype=bool)
+    found[order] = newer
+    return found
+
+
+def _last_of_each(keys: Ints, these: Bools) -> Ints:
+    """Of each key that has some of these rows the last one, ascending."""
+    rows = np.flatnonzero(these)[::-1]
+    return np.sort(rows[np.unique(keys[rows], return_index=True)[1]])
 
 
 @contextmanager
@@ -62,6 +110,16 @@ def requiring_order(rows: pa.Table, merge: Merge) -> Iterator[None]:
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
         kind = rows[merge.newer_by].type if merge.newer_by else "a position"
         raise RowsMisfit(f"tx.merge cannot compare rows by newer_by={merge.newer_by!r}: {kind} has no order.") from error
+
+
+@contextmanager
+def _requiring_equality(rows: pa.Table, keys: Sequence[str]) -> Iterator[None]:
+    """Raise RowsMisfit where Arrow cannot tell whether two keys are equal."""
+    try:
+        yield
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
+        kinds = ", ".join(f"{name!r} is {rows[name].type}" for name in keys)
+        raise RowsMisfit(f"tx.merge cannot compare rows by keys={list(keys)!r}: {kinds}. Use columns of plain values.") from error
 
 
 def refuse_unknown(merge: Merge, rows: Rows, sink: Collection[str], shown: str) -> None:
@@ -131,12 +189,6 @@ def _compared(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray]
     return found.append_column(_KNOWN, pc.is_valid(rows[merge.newer_by])) if merge.newer_by else found
 
 
-def _order(rows: pa.Table, merge: Merge) -> list[tuple[str, str]]:
-    by = [_KNOWN, merge.newer_by] if merge.newer_by else []
-    place = list(POSITION) if set(POSITION) <= set(rows.column_names) else []
-    return [(name, "ascending") for name in (*by, *place)]
-
-
 def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: Ranks) -> list[pa.Table]:
     """The rows as tables to merge in this order. A table has at most one row of each key; its keys have 0.0 for -0.0.
 
@@ -150,11 +202,11 @@ def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: R
     plain = rows.plain()
     if plain is not None and plain.authors is not None:
         _refuse_lacking(plain, merge)
-    numbers, tables = each(rows, given)
+    numbers, tables = each(rows, lambda some: without_views(given(some)))
     for table in tables:
         require(table, merge)
     if len(tables) == 1:
-        return [last_per_key(tables[0], merge, ranks(tables[0]))]
+        return last_per_key(tables[0], merge, ranks(tables[0]))
     return list(_turns([one_zero(table, merge) for table in tables], numbers, merge, ranks))
 
 
@@ -172,7 +224,7 @@ def _turns(tables: Sequence[pa.Table], numbers: Sequence[Sequence[int]], merge: 
     for name, ranked in ranks(compared).items():
         compared = compared.set_column(compared.column_names.index(name), name, ranked)
     parts, rows = compared[_PART].to_pylist(), compared[_IN_TURN_ROW].to_numpy()
-    chains = _chains(_key_numbers(compared, merge.keys).tolist(), parts, _ages(compared, merge), compared[_GONE].to_pylist())
+    chains = _chains(_key_numbers(compared, merge.keys), parts, _ages(compared, merge), compared[_GONE].to_numpy())
     for part, chosen in _schedule(chains, parts):
         yield tables[part].take(pa.array(np.sort(rows[chosen])))
 
@@ -190,7 +242,7 @@ def _in_turn_compared(tables: Sequence[pa.Table], numbers: Sequence[Sequence[int
 
 def _numbered(table: pa.Table, names: list[str], part: int, numbers: Sequence[int], merge: Merge) -> pa.Table:
     size = table.num_rows
-    gone = pc.fill_null(table[merge.delete_when].cast(pa.bool_()), False) if merge.delete_when else pa.repeat(False, size)
+    gone = _gone(table, merge)
     own = {
         _PART: pa.array([part] * size, pa.int64()),
         _IN_TURN_ROW: pa.array(range(size), pa.int64()),
@@ -199,36 +251,42 @@ def _numbered(table: pa.Table, names: list[str], part: int, numbers: Sequence[in
     return pa.table({**{name: table[name] for name in names}, **own, _GONE: gone})
 
 
+def _gone(table: pa.Table, merge: Merge) -> pa.ChunkedArray:
+    """Which rows delete that of their key."""
+    if merge.delete_when is None:
+        return pa.chunked_array([pa.repeat(False, table.num_rows)])
+    return pc.fill_null(table[merge.delete_when].cast(pa.bool_()), False)
+
+
 def _key_numbers(compared: pa.Table, keys: Sequence[str]) -> Ints:
     """Of each row a number that rows of the same key share."""
     at = compared.select(list(keys)).append_column(_IN_TURN_ROW, pa.array(range(compared.num_rows), pa.int64()))
-    rows = at.group_by(list(keys)).aggregate([(_IN_TURN_ROW, "list")])[f"{_IN_TURN_ROW}_list"].combine_chunks()
+    with _requiring_equality(compared, keys):
+        rows = at.group_by(list(keys)).aggregate([(_IN_TURN_ROW, "list")])[f"{_IN_TURN_ROW}_list"].combine_chunks()
     found = np.zeros(compared.num_rows, np.int64)
     found[rows.flatten().to_numpy()] = np.repeat(np.arange(len(rows)), rows.value_lengths().to_numpy())
     return found
 
 
-def _ages(compared: pa.Table, merge: Merge) -> list[int]:
+def _ages(compared: pa.Table, merge: Merge) -> Ints:
     """Of each row how new it is: without a value it is older than any other; without newer_by each is newer than those before it."""
     if merge.newer_by is None:
-        return list(range(compared.num_rows))
+        return np.arange(compared.num_rows)
     values = compared[merge.newer_by].combine_chunks()
+    if pa.types.is_null(values.type):
+        return np.full(compared.num_rows, -1)
     with requiring_order(compared, merge):
         ranks = pc.rank(values, tiebreaker="dense").cast(pa.int64())
-    return list(pc.if_else(values.is_valid(), ranks, -1).to_pylist())
+    return np.asarray(pc.if_else(values.is_valid(), ranks, -1))
 
 
-def _chains(keys: Sequence[int], parts: Sequence[int], ages: Sequence[int], gone: Sequence[bool]) -> list[list[int]]:
+def _chains(keys: Ints, parts: Sequence[int], ages: Ints, gone: Bools) -> list[list[int]]:
     """Of each key the rows that leave something behind, in their order: of rows with the same columns the last one that counts."""
     chains: dict[int, dict[tuple[int, bool], int]] = {}
-    newest: dict[int, tuple[int, int]] = {}
-    for row, (key, part, age, deletes) in enumerate(zip(keys, parts, ages, gone, strict=True)):
-        chain = chains.setdefault(key, {})
-        top, last = newest.get(key, (age, part))
-        if age < top or (age == top and part != last):
-            continue
-        newest[key] = (age, part)
-        if deletes or (chain and next(reversed(chain)) == (part, True)):
+    for row in np.flatnonzero(_counting(keys, ages, gone)).tolist():
+        part, deletes = parts[row], bool(gone[row])
+        chain = chains.setdefault(int(keys[row]), {})
+        if deletes:
             chain.clear()
         chain.pop((part, deletes), None)
         chain[part, deletes] = row

@@ -11,7 +11,7 @@ sequence is the events of one partition with one sequence key. Called by the pip
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import IncarnationChanged, KeyConflict, command
 from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import KEY_ONLY, Bools, Ints, Partition, Ranges
+from checkpoint.records import RecordFilter, union
 from deadletter.letter import HOLDS_NO_KEY, SEQUENCES, Kind
 from dedup.core.index import Index, first_of_each_key
 from dedup.core.keys import key_bytes
@@ -197,12 +198,52 @@ def suspects(sifted: Sifted, known: pa.Table, compare_payload: bool) -> Ints:
     return replayed[~explained]
 
 
-def unexplained(index: Index, rows: Ints, letters: pa.Table, head: Head) -> Ints:
-    """Those of the suspects that no letter at their position explains, by its payload hash."""
-    lives = [head.incarnations.get((s, t), 0) for s, t in zip(letters["source"].to_pylist(), letters["topic"].to_pylist(), strict=True)]
-    current = letters.filter(pa.array([a == b for a, b in zip(letters["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
-    parked = set(zip(index.locate(current).tolist(), current["payload_hash"].to_pylist(), strict=True))
-    return np.array([row for row in rows.tolist() if (row, int(index.payload[row])) not in parked], dtype=np.int64)
+def unexplained(index: Index, rows: Ints, letters: pa.Table, head: Head, edited: Callable[[list[str]], Collection[str]]) -> Ints:
+    """Those of the suspects that no letter at their position explains.
+
+    It does so by its payload hash. One whose body was edited has that of the new body, and explains its position whatever is there.
+
+    Args:
+        edited: which of these letters have had another body.
+    """
+    current = _of_this_life(letters, head)
+    at, ids = index.locate(current).tolist(), current["id"].to_pylist()
+    parked = set(zip(at, current["payload_hash"].to_pylist(), strict=True))
+    left = [row for row in rows.tolist() if (row, int(index.payload[row])) not in parked]
+    there = dict(zip(at, ids, strict=True))
+    others = edited(sorted({there[row] for row in left if row in there}))
+    return np.array([row for row in left if there.get(row) not in others], dtype=np.int64)
+
+
+def _of_this_life(rows: pa.Table, head: Head) -> pa.Table:
+    """Letters, or batch records, of the present incarnations of their topics."""
+    topics = zip(rows["source"].to_pylist(), rows["topic"].to_pylist(), strict=True)
+    lives = [head.incarnations.get(topic, 0) for topic in topics]
+    return rows.filter(pa.array([a == b for a, b in zip(rows["incarnation"].to_pylist(), lives, strict=True)], pa.bool_()))
+
+
+def purged_duplicates(sifted: Sifted, rows: Ints, known: pa.Table, records: pa.Table, head: Head) -> Ints:
+    """Those of the suspects that were duplicates of what a purge has taken meanwhile: they have a key that nobody knows any more.
+
+    A batch record says of their position that all of it was a duplicate, or another part of the same event is known.
+
+    Args:
+        known: as for `suspects`.
+        records: batch records of their partitions.
+    """
+    index, replayed = sifted.index, np.flatnonzero(sifted.replayed)
+    rows = rows[~index.no_key[rows] & ~index.undecodable[rows]]
+    rows = rows[Index.of_keys(known).find_words(index.high[rows], index.low[rows])[0] < 0]
+    found = np.zeros(len(rows), dtype=bool)
+    mine = _of_this_life(records, head)
+    for number, partition in enumerate(index.partitions):
+        told = union(RecordFilter(partition=partition).placed(mine).to_pylist(), "duplicates")
+        here = index.place[rows] == number
+        found[here] = told.contains(index.numbers[rows[here]])
+    another = (np.diff(index.place) != 0) | (np.diff(index.numbers) != 0)
+    event = np.cumsum(np.r_[0, another]) if len(index) else index.place
+    sure = np.setdiff1d(replayed, suspects(sifted, known, compare_payload=True))
+    return rows[found | np.isin(event[rows], event[sure])]
 
 
 def check_redeliveries(index: Index, rows: Ints, freed: pa.Table, head: Head) -> None:

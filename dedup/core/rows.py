@@ -145,6 +145,43 @@ def picked(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     return table.take(pa.array(rows))
 
 
+def without_views(table: pa.Table) -> pa.Table:
+    """The same rows with texts and bytes of plain layout: Arrow can neither take nor compare views of them."""
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return _cast(table, lambda kind: plain.get(kind, kind))
+
+
+def in_utc(table: pa.Table) -> pa.Table:
+    """The same times in UTC. Tasks get them in the zone of Spark's session, and Java knows names of zones that Python does not."""
+    return _cast(table, lambda kind: pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz else kind)
+
+
+def _cast(table: pa.Table, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
+    kinds = [_nested(kind, leaf) for kind in table.schema.types]
+    if kinds == table.schema.types:
+        return table
+    fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
+    return table.cast(pa.schema(fields, table.schema.metadata))
+
+
+def _nested(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with other types of single values."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_nested(field.type, leaf)) for field in kind])
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_nested(kind.value_type, leaf)))
+    if types.is_map(kind):
+        return pa.map_(_nested(kind.key_type, leaf), _nested(kind.item_type, leaf))
+    return leaf(kind)
+
+
+def table_of_dicts(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Dicts as columns, of all names that any of them has: Arrow alone would take those of the first one."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
 def for_spark(table: pa.Table) -> pa.Table:
     """The same rows without empty pieces: `createDataFrame` of Spark 4.2 takes one for the end and drops what comes behind it (tried)."""
     pieces = [piece for piece in table.to_batches() if piece.num_rows]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from functools import reduce
 from itertools import pairwise
 from typing import TypeAlias
@@ -38,7 +39,7 @@ def canonical(name: str, column: pa.Array) -> pa.Array:
     if types.is_date32(kind):
         return _date(column)
     if types.is_timestamp(kind):
-        return column.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(pa.int64()).cast(pa.large_string()).cast(_BYTES)
+        return _timestamp(column)
     if types.is_decimal(kind) and kind.precision <= 38 and kind.scale >= 0:
         return _decimal(column)
     raise keys.unsupported(name, str(kind))
@@ -49,6 +50,18 @@ def _date(column: pa.Array) -> pa.Array:
     far = pc.greater(column.cast(pa.int32()), 2932896)  # 9999-12-31: later years have a sign in ISO 8601
     plus, nothing = pa.scalar("+", pa.large_string()), pa.scalar("", pa.large_string())
     return pc.if_else(far, pc.binary_join_element_wise(plus, text, nothing), text).cast(_BYTES)
+
+
+def _timestamp(column: pa.Array) -> pa.Array:
+    """Microseconds: as a decimal where a column of nanoseconds has a part of one, and of any size where it counts seconds."""
+    try:
+        return column.cast(pa.timestamp("us", tz=column.type.tz)).cast(pa.int64()).cast(pa.large_string()).cast(_BYTES)
+    except pa.ArrowInvalid:  # some values are finer, or too large: nothing of them may be cut
+        whole = column.cast(pa.int64()).cast(pa.decimal128(19, 0))
+        if column.type.unit != "ns":
+            factor = pa.scalar(Decimal(10**6 if column.type.unit == "s" else 1000), pa.decimal128(7, 0))
+            return _decimal(pc.multiply(whole, factor).cast(pa.decimal128(38, 0)))
+        return _decimal(pa.Array.from_buffers(pa.decimal128(19, 3), len(whole), whole.buffers(), offset=whole.offset))
 
 
 def _decimal(column: pa.Array) -> pa.Array:

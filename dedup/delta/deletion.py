@@ -27,7 +27,8 @@ from dedup.delta import tables, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.ledger import DELETE, DELETED, HELD, KEYS, LETTERS_SINK, LOG, OUTBOX_SINK, Header
-from dedup.delta.outbox import ROWS_BITS, DeltaOutbox
+from dedup.delta.messages import ROWS_BITS
+from dedup.delta.outbox import DeltaOutbox, take_turn
 from dedup.delta.sequences import WAITING
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import StorageOptions, answering, filesystem, remove, safe_name
@@ -169,13 +170,16 @@ class Deleting:
     def _empty(self, state: ConsumerState) -> None:
         """Delete the rows of everything that was decided before the deletion.
 
-        By the number of the decision: a call that is slow must not touch what a new consumer of that name has decided meanwhile.
+        By the number of the decision: a call that is slow must not touch what a new consumer of that name has decided meanwhile. Claims of
+        dispatchers have none, and stay: they hold nothing but turns.
 
         Crash: rows of some tables are gone.
         """
         before, (messages, marks) = state.header.seq, state.outbox_uris()
-        rows = {state.letters_uri: f"seq < {before}", messages: f"seq < {before}", marks: f"number < {before << ROWS_BITS}"}
-        for uri, where in {**rows, state.ledger.uri: f"seq < {before}"}.items():
+        decided = f"seq < {before}"
+        rows = {state.letters_uri: decided, messages: decided, marks: f"number >= 0 and number < {before << ROWS_BITS}"}
+        self._act(marks, partial(take_turn, self._states.engine))
+        for uri, where in {**rows, state.ledger.uri: decided}.items():
             self.on_step("empty_table")
             self._act(uri, partial(self._states.engine.delete, where=where))
         state.ledger.forget()

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, WriterProperties
+from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import RemoveAction
 
 from checkpoint.errors import ConfigError
-from dedup.delta import tables
-from dedup.delta.files import Add, FileWriter
+from dedup.delta import compaction, tables
+from dedup.delta.files import Add, FileWriter, indexed_columns
 from dedup.delta.fit import sql_type
 from dedup.delta.storage import DELTA_RS, SPARK, StorageOptions, absolute, is_local, missing
 
@@ -136,12 +136,8 @@ class Engine(Protocol):
     def blanked_at(self, table: DeltaTable) -> dt.datetime | None:
         """When files were last written anew by `blank`, as far as the log is kept; None where that was never. Raises StoreUnavailable."""
 
-    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
-        """Few large files for many small ones. Crash: the old ones or the new ones are in the table.
-
-        Args:
-            tasks: so many partitions at a time, if the engine can do that. None: one for each core.
-        """
+    def compact(self, table: DeltaTable, target_size: int, row_group: int) -> None:
+        """Few large files for many small ones. Crash: each row is in an old file or in a new one, never in both."""
 
     def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
         """Delete files that left the table, or with `full` never came into it. Crash: some are deleted.
@@ -149,6 +145,9 @@ class Engine(Protocol):
         Args:
             at_once: also those that left it just now, if the engine can do that.
         """
+
+    def deletable(self, table: DeltaTable) -> bool:
+        """Whether there are files that a full `vacuum` would delete now."""
 
 
 class DeltaRs:
@@ -200,7 +199,9 @@ class DeltaRs:
 
     def append(self, table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> None:
         """Against the very snapshot that `table` is. Crash: the rows are there, with the ids, or nothing is."""
-        adds = FileWriter(table.table_uri, self._options, rows.schema, table.table_uri).write(rows)
+        # As the table says: logs outlive the files, and bounds of texts would be there when the texts are erased.
+        indexed = indexed_columns(table.metadata().configuration)
+        adds = FileWriter(table.table_uri, self._options, rows.schema, table.table_uri, indexed=indexed).write(rows)
         tables.commit(table, adds, transactions, exact=True)
 
     def transactions(self, table: DeltaTable) -> tuple[Mapping[str, frozenset[int]], bool]:
@@ -209,8 +210,7 @@ class DeltaRs:
 
     def listed(self, table: DeltaTable) -> frozenset[str]:
         """From the snapshot."""
-        with tables.reading(table.table_uri):
-            return frozenset(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
+        return tables.listed(table)
 
     def as_of(self, table: DeltaTable, version: int) -> DeltaTable | None:
         """Opened anew."""
@@ -253,14 +253,18 @@ class DeltaRs:
         times = [entry["timestamp"] for entry in tables.history_of(table, None) if BLANKED in entry]
         return dt.datetime.fromtimestamp(max(times) / 1000, dt.UTC) if times else None
 
-    def compact(self, table: DeltaTable, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
+    def compact(self, table: DeltaTable, target_size: int, row_group: int) -> None:
         """Laid out as the files were in the first place: one letter must not cost reading a million bodies. Crash: as Engine says."""
-        layout = WriterProperties(max_row_group_size=row_group, compression="SNAPPY")
-        table.optimize.compact(target_size=target_size, max_concurrent_tasks=tasks, writer_properties=layout)
+        compaction.compact(table, self._options, target_size, row_group)
 
     def vacuum(self, table: DeltaTable, *, full: bool, at_once: bool = False) -> None:
         """Crash: some are deleted."""
         table.vacuum(0 if at_once else None, dry_run=False, enforce_retention_duration=not at_once, full=full)
+
+    def deletable(self, table: DeltaTable) -> bool:
+        """It lists the folder."""
+        with tables.reading(table.table_uri):
+            return bool(table.vacuum(dry_run=True, full=True))
 
 
 def _schema(table: DeltaTable) -> pa.Schema:
@@ -325,15 +329,18 @@ class SparkEngine:
         times = [c.timestamp for c in self.side().history(table.table_uri) or () if c.operation == "UPDATE"]
         return max(times) if times else None
 
-    def compact(self, table: Any, target_size: int, row_group: int, *, tasks: int | None = None) -> None:
+    def compact(self, table: Any, target_size: int, row_group: int) -> None:
         """Crash: the old files or the new ones are in the table."""
         side = self.side()
         side.run(f"OPTIMIZE {side.sql_name(table.table_uri)}", f"{table.table_uri} could not be compacted")
 
     def vacuum(self, table: Any, *, full: bool, at_once: bool = False) -> None:
         """Spark deletes nothing at once unless its session switches a check off for all tables. Crash: some are deleted."""
-        side = self.side()
-        side.run(f"VACUUM {side.sql_name(table.table_uri)} {'FULL' if full else 'LITE'}", f"{table.table_uri} could not be vacuumed")
+        self.side().vacuum(table.table_uri, "FULL" if full else "LITE")
+
+    def deletable(self, table: Any) -> bool:
+        """It lists the folder."""
+        return bool(self.side().vacuum(table.table_uri, "FULL DRY RUN"))
 
     def transactions(self, table: Any) -> tuple[Mapping[str, frozenset[int]], bool]:
         """From the history, where commits of ours repeat their ids."""

@@ -113,13 +113,13 @@ def blanked(engine: Any, uri: str, blank: Blank, *, sleep: Callable[[float], Non
 
 
 def expiring(engine: Any, uri: str) -> list[Remains]:
-    """Where files of this table can still be found that were written anew; nothing where none was, or their time is over."""
+    """Where files of this table can still be found that were written anew; nothing where none was, or they are deleted."""
     table = engine.handle(uri).look()
     last = engine.blanked_at(table) if table is not None else None
     if last is None:
         return []
     until = last + kept_for(table.metadata().configuration)
-    if until < dt.datetime.now(dt.UTC):
+    if until < dt.datetime.now(dt.UTC) and not engine.deletable(table):
         return []
     then = "the same command, or `dedup upkeep`, deletes them then"
     return [Remains(f"older files of {uri}, which its older versions show", until, then)]

@@ -40,6 +40,11 @@ STRING_PREFIX = 32
 _HIGHEST = "\U0010ffff"
 
 
+def indexed_columns(settings: Mapping[str, str | None]) -> int:
+    """How many leaf columns of a table with these properties get bounds; -1 for all."""
+    return int(settings.get("delta.dataSkippingNumIndexedCols") or INDEXED_COLUMNS)
+
+
 class Add(NamedTuple):
     """One data file, as the transaction log will name it."""
 

@@ -2,7 +2,8 @@
 
 The newest event of a letter, by seq, is its state. Events are published like rows of a sink:
 
-* `parked`: a whole letter, as it came in. Of several for one id the first counts.
+* `parked`: a whole letter, as it came in. Of several for one id the first counts, and like a change each that holds its key: its decision
+  has just reserved that key, so what was decided about the letter before (in another store, from which it was imported) has no effect here.
 * `changed`: the letter after a change, in all columns but those of HEAVY, which stay as they were.
 * `edited`: the letter after a change, in all columns.
 
@@ -28,7 +29,7 @@ import pyarrow.dataset as ds
 
 from checkpoint.errors import ConfigError, SinkMismatch
 from checkpoint.head import Head
-from deadletter.letter import GROUPS, HISTORY, LETTERS, Action
+from deadletter.letter import GROUPS, HISTORY, LETTERS, Action, is_erased
 from deadletter.selection import Selection
 from dedup.delta import tables
 from dedup.delta.ledger import LETTERS_SINK
@@ -113,10 +114,22 @@ class Letters:
     def history(self, ids: Sequence[str] | None = None) -> pa.Table:
         """HISTORY of these letters, or of all, each one's oldest first."""
         names = ["id" if n == "letter_id" else n for n in HISTORY.names]
-        asked = ds.field("event") == HISTORIC
-        rows = self._scan(names, asked if ids is None else asked & ds.field("id").isin(pa.array(ids, pa.string())))
+        among = ds.scalar(True) if ids is None else ds.field("id").isin(pa.array(ids, pa.string()))
+        rows = self._scan(names, (ds.field("event") == HISTORIC) & among).select(["seq", *names])
+        if ids is not None:
+            rows = pa.concat_tables([rows, self._parked_again(among)], promote_options="default")
         rows = rows.sort_by([("id", "ascending"), ("seq", "ascending"), ("at", "ascending")])
         return rows.select(names).rename_columns(HISTORY.names).cast(HISTORY)
+
+    def _parked_again(self, among: ds.Expression) -> pa.Table:
+        """What the history says of letters that were parked once more and are open by that: no decision knew that they were there."""
+        parked = self._scan(["id", "holds_key", "last_failed_at"], (ds.field("event") == PARKED) & among)
+        firsts = parked.group_by("id").aggregate([("seq", "min")])
+        at = pc.index_in(parked["id"], value_set=firsts["id"].combine_chunks())
+        again = parked.filter(pc.and_(parked["holds_key"], pc.greater(parked["seq"], firsts["seq_min"].take(at))))
+        count = again.num_rows
+        told = {"action": pa.repeat(Action.REOPENED.value, count), "reserved": pa.repeat(pa.scalar(0, pa.int64()), count)}
+        return pa.table({"id": again["id"], "seq": again["seq"], "at": again["last_failed_at"], **told})
 
     def named(self, key: str, hashes: Sequence[bytes]) -> list[str]:
         """Ids of the letters that show this idempotence key, or did, or had one of these hashes, before an edit.
@@ -129,9 +142,10 @@ class Letters:
         return sorted(rows["id"].unique().to_pylist())
 
     def forgotten(self) -> list[str]:
-        """Ids of the letters whose contents were erased."""
+        """Ids of the letters whose contents were erased, but those that got new ones because their event failed here afterwards."""
         rows = self._scan(["id"], (ds.field("event") == HISTORIC) & (ds.field("action") == Action.FORGOTTEN.value))
-        return sorted(rows["id"].unique().to_pylist())
+        found = self.select(Selection(ids=tuple(rows["id"].unique().to_pylist()), limit=None), ["id", "reason"])
+        return sorted(found["id"].filter(is_erased(found)).to_pylist())
 
     def reserved(self) -> dict[int, int]:
         """By decision, how many keys the history of letters says that it reserved beyond its batch, less those it freed."""
@@ -141,7 +155,7 @@ class Letters:
     def _current(self, selection: Selection, names: Sequence[str]) -> pa.Table:
         """Newest rows of the letters that match: PLACE, seq, event, the seq of the newest `edited` row (`full`), and these columns."""
         asked = _asked(selection)
-        wanted = dict.fromkeys([*PLACE, "event", *asked, *names])
+        wanted = dict.fromkeys([*PLACE, "event", "holds_key", *asked, *names])
         rows = self._scan(list(wanted), _fixed(selection) & ds.field("event").isin(list(STATES)))
         rows = _newest(rows)
         tests = [test for column in asked for test in _tests(rows, selection, column)]
@@ -262,9 +276,9 @@ def _newest(rows: pa.Table) -> pa.Table:
         return rows.append_column("full", rows["seq"])
     codes = encoded.indices.to_numpy()
     seqs, events = rows["seq"].to_numpy(), rows["event"]
-    # Of several parked rows the first counts, of changes the last, and any change more than any parked row.
-    parked = pc.equal(events, PARKED).to_numpy()
-    value = np.where(parked, -seqs, seqs)
+    # Of changes and of parked rows that hold a key the last counts, more than any other parked row; of those the first.
+    parked, holds = pc.equal(events, PARKED).to_numpy(), pc.fill_null(rows["holds_key"], False).to_numpy()
+    value = np.where(parked & ~holds, -seqs, 2 * seqs + ~parked)
     last = _last(codes, value, np.ones(len(codes), bool))
     full = _last(codes, value, ~pc.equal(events, CHANGED).to_numpy())
     return rows.take(pa.array(last)).append_column("full", pa.array(seqs[full], pa.int64()))

@@ -20,220 +20,24 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from checkpoint.errors import CommitConflict, ConfigError, Fenced, PublicationStuck, StoreRestored, StoreUnavailable
-from deadletter.letter import ERASED, PROPERTIES
-from dedup.core.messages import (
-    BYTES_PER_TURN,
-    Asked,
-    Chosen,
-    Entry,
-    Failed,
-    Line,
-    Marks,
-    Message,
-    Messages,
-    OutboxLag,
-    State,
-    erased_reason,
-)
+from deadletter.letter import ERASED
+from dedup.core.messages import Asked, Chosen, Entry, Failed, Marks, Message, Messages, OutboxLag, State, erased_reason
 from dedup.delta import tables
 from dedup.delta.consumers import States
 from dedup.delta.engine import Engine
 from dedup.delta.erasure import Blank, blanked
 from dedup.delta.ledger import OUTBOX_SINK
+from dedup.delta.messages import BLANK, DONE, MARKS, MESSAGES_TABLE, ROWS_BITS, OutboxSnapshot, read_columns
 
 log = logging.getLogger("dedup")
 
 CONFLICT_ATTEMPTS = 20
 
+APP = "dedup-outbox"
+"""Transaction id of MARKS; its version is the turn."""
+
 CLAIM = -1
 """The number of a row of marks that says who dispatches."""
-
-ROWS_BITS = 24
-"""A message's number is the sequence number of its decision, and so many bits for its place in it."""
-
-MESSAGES_TABLE = pa.schema(
-    [
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("key", pa.binary()),
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("body", pa.binary()),
-        pa.field("size", pa.int64()),
-        pa.field("headers", PROPERTIES),
-        pa.field("created_at", pa.timestamp("us", tz="UTC"), nullable=False),
-    ]
-)
-
-MARKS = pa.schema(
-    [
-        pa.field("turn", pa.int64(), nullable=False),
-        pa.field("number", pa.int64(), nullable=False),  # -1: who dispatches
-        pa.field("state", pa.int32(), nullable=False),
-        pa.field("attempts", pa.int32(), nullable=False),
-        pa.field("error_type", pa.string()),
-        pa.field("error_message", pa.string()),
-        pa.field("set_by", pa.string()),
-        pa.field("set_reason", pa.string()),
-        pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False),
-        pa.field("attempt", pa.string(), nullable=False),  # the dispatcher, and its commit
-    ]
-)
-"""What became of messages: of several rows for one number that of the last turn counts."""
-
-TOLD = ("error_type", "error_message", "set_by", "set_reason", "at")
-"""What a mark says beside the state and the attempts."""
-
-SEEN = ["seq", "number", "topic", "key", "id", "size", "created_at"]
-"""What is kept in memory of a message."""
-
-DONE = (State.SENT, State.DISCARDED)
-
-BLANK = -1
-"""The size of a message that was erased."""
-
-UNKNOWN = -1
-"""No version of any table."""
-
-
-class OutboxSnapshot:
-    """What both tables hold, as of one version of each."""
-
-    def __init__(self, table: DeltaTable, marks: DeltaTable) -> None:
-        self.table, self.marks = table, marks
-        self._versions = table.version(), marks.version()
-        self._seen = _read(table, SEEN)
-        rows = _read(marks, MARKS.names)
-        self._marks = rows.take(pc.sort_indices(rows, [("turn", "ascending")]))
-        self._summarise()
-
-    def _summarise(self) -> None:
-        claims = self._marks.filter(pc.less(self._marks["number"], 0))
-        self.turn = pc.max(self._marks["turn"]).as_py() or 0
-        self.dispatcher = claims["attempt"][-1].as_py().partition("/")[0] if claims.num_rows else None
-        latest = {name: (name, "last") for name in ("state", "attempts", *TOLD)}
-        grouped = self._marks.group_by("number", use_threads=False).aggregate(list(latest.values()))
-        self._latest = grouped.rename_columns(["number", *latest] if grouped.column_names[0] == "number" else [*latest, "number"])
-        self._all = _joined(self._seen, self._latest)
-
-    def follow(self, table: DeltaTable, marks: DeltaTable) -> bool:
-        """Take in what is new; False where that cannot be told, and all has to be read again."""
-        if marks.version() != self._versions[1] or table.version() < self._versions[0]:
-            return False
-        if table.version() == self._versions[0]:
-            return True
-        if any(entry.get("operation") in ("DELETE", "RESTORE") for entry in tables.history_of(table, table.version() - self._versions[0])):
-            return False
-        last = pc.max(self._seen["seq"]).as_py()
-        more = _read(table, SEEN, None if last is None else pc.field("seq") > last)
-        self._seen = pa.concat_tables([self._seen, more])
-        self._all = pa.concat_tables([self._all, _joined(more, self._latest)])
-        self.table, self._versions = table, (table.version(), self._versions[1])
-        return True
-
-    def took(self, rows: pa.Table) -> None:
-        """What was committed by ourselves, on top of what was found."""
-        self.marks.update_incremental()
-        # Where somebody else has committed since, all has to be read again.
-        alone = self.marks.version() == self._versions[1] + 1
-        self._versions = self._versions[0], self.marks.version() if alone else UNKNOWN
-        self._marks = pa.concat_tables([self._marks, rows])
-        self._summarise()
-
-    def open(self, numbers: Sequence[int]) -> set[int]:
-        """Those of these messages that are still to be sent."""
-        return {e.number for e in self.entries(Chosen((State.WAITING, State.BEHIND), numbers=tuple(numbers), limit=None))}
-
-    def landed(self, attempt: str) -> bool:
-        """Whether this commit is in the table."""
-        return bool(pc.any(pc.equal(self._marks["attempt"], attempt)).as_py())
-
-    def waiting(self, asked: Asked) -> pa.Table:
-        """The messages that can be sent now, ascending, at most `asked.limit` and about BYTES_PER_TURN."""
-        rows = self._all.filter(pc.equal(self._all["state"], int(State.WAITING)))
-        if asked.topics:
-            rows = rows.filter(pc.is_in(rows["topic"], pa.array(asked.topics)))
-        if asked.resting_topics:
-            rows = rows.filter(pc.invert(pc.is_in(rows["topic"], pa.array(sorted(asked.resting_topics)))))
-        stopped = set(asked.resting) | (self._dead() if asked.blocking else set())
-        if stopped or asked.resting_numbers:
-            lines, numbers = rows.select(["topic", "key"]).to_pylist(), rows["number"].to_pylist()
-            kept = [(x["topic"], x["key"]) not in stopped and n not in asked.resting_numbers for x, n in zip(lines, numbers, strict=True)]
-            rows = rows.filter(pa.array(kept, pa.bool_()))
-        rows = rows.take(pc.sort_indices(rows, [("number", "ascending")])[: asked.limit])
-        before = np.cumsum(sizes := pc.fill_null(rows["size"], 0).to_numpy()) - sizes
-        return rows.slice(0, int(np.count_nonzero(before < BYTES_PER_TURN)))
-
-    def _dead(self) -> set[Line]:
-        dead = self._all.filter(pc.equal(self._all["state"], int(State.DEAD)))
-        return {(x["topic"], x["key"]) for x in dead.select(["topic", "key"]).to_pylist() if x["key"] is not None}
-
-    def messages(self, chosen: pa.Table) -> list[Message]:
-        """These messages with their bodies."""
-        if not chosen.num_rows:
-            return []
-        first, last = pc.min(chosen["seq"]).as_py(), pc.max(chosen["seq"]).as_py()
-        span = (pc.field("seq") >= first) & (pc.field("seq") <= last)
-        rows = _read(self.table, ["number", "body", "headers"], span)
-        at = pc.index_in(chosen["number"], value_set=rows["number"].combine_chunks())
-        whole = chosen.select(["number", "topic", "key", "id"])
-        bodies = rows.take(at)
-        columns = [*whole.columns, bodies["body"], bodies["headers"], chosen["attempts"]]
-        return [Message(n, t, k, i, b, _pairs(h), a) for n, t, k, i, b, h, a in zip(*(c.to_pylist() for c in columns), strict=True)]
-
-    def numbered(self, number: int) -> pa.Table:
-        """The message of this number, if it is there."""
-        return self._all.filter(pc.equal(self._all["number"], number))
-
-    def entries(self, chosen: Chosen) -> list[Entry]:
-        """Messages without their bodies, ascending."""
-        rows = self._all
-        if chosen.topic is not None:
-            rows = rows.filter(pc.equal(rows["topic"], chosen.topic))
-        if chosen.numbers:
-            rows = rows.filter(pc.is_in(rows["number"], pa.array(chosen.numbers, pa.int64())))
-        rows, dead, found = rows.take(pc.sort_indices(rows, [("number", "ascending")])), self._dead(), list[Entry]()
-        for row in rows.to_pylist():
-            entry = _entry(row, dead)
-            if not chosen.states or entry.state in chosen.states:
-                found.append(entry)
-            if chosen.limit is not None and len(found) >= chosen.limit:
-                break
-        return found
-
-    def about(self, ids: Sequence[str], keys: Sequence[bytes]) -> list[int]:
-        """Numbers of the messages with one of these ids, and of those whose ids begin with one of these keys in hex; ascending."""
-        own = pc.is_in(self._all["id"], pa.array(ids, pa.string()))
-        made = pc.is_in(pc.utf8_slice_codeunits(self._all["id"], 0, 32), pa.array([key.hex() for key in keys], pa.string()))
-        return sorted(self._all["number"].filter(pc.or_(own, made)).to_pylist())
-
-    def is_blank(self, number: int) -> bool:
-        """Whether this message was erased."""
-        return bool(pc.any(pc.equal(self.numbered(number)["size"], BLANK)).as_py())
-
-    @property
-    def count(self) -> int:
-        """How many messages there are."""
-        return int(self._all.num_rows)
-
-    def topics(self) -> list[str]:
-        """The topics of all messages, ascending."""
-        return sorted(pc.unique(self._all["topic"]).to_pylist())
-
-    def finished_before(self, before: dt.datetime) -> int | None:
-        """The last decision up to which all messages were done before that time."""
-        done = pc.and_(pc.is_in(self._all["state"], pa.array([int(s) for s in DONE], pa.int32())), pc.less(self._all["at"], before))
-        left = self._all.filter(pc.invert(pc.fill_null(done, False)))
-        gone = self._all.filter(pc.fill_null(done, False))
-        if left.num_rows:
-            gone = gone.filter(pc.less(gone["seq"], pc.min(left["seq"])))
-        found: int | None = pc.max(gone["seq"]).as_py()
-        return found
-
-    def count_up_to(self, last: int) -> int:
-        """How many messages the decisions up to this one have."""
-        return int(pc.sum(pc.less_equal(self._all["seq"], last)).as_py() or 0)
-
 
 Plan = Callable[[OutboxSnapshot], list[dict[str, Any]]]
 """What is there -> rows of MARKS to add."""
@@ -250,6 +54,7 @@ class MessageWrites:
 
         Crash: files that no commit names are invisible; VACUUM takes them.
         """
+        self._state.require_read()  # the outbox is named by the ledger's id
         uri = self._state.outbox_uris()[0]
         create(self._state.sinks.engine, uri, MESSAGES_TABLE, self._state.ledger.consumer)
         sink = self._state.sinks.open(OUTBOX_SINK, uri)
@@ -294,6 +99,8 @@ class DeltaOutbox:
         self._me = uuid.uuid4().hex
         self._claimed = False
         self._found: OutboxSnapshot | None = None
+        self._handles: dict[str, Any] = {}
+        self._uris = ("", "")
 
     @contextmanager
     def turn(self, asked: Asked) -> Iterator[DeltaTurn]:
@@ -325,18 +132,23 @@ class DeltaOutbox:
     def _look(self, *, anew: bool = False) -> OutboxSnapshot | None:
         """What is there now; None where nothing was ever published."""
         with self._states.caught_up(self.consumer) as state:
-            uris = state.outbox_uris()
-        engine = self._states.engine
-        messages = engine.handle(uris[0]).look()
-        if messages is None:
+            self._uris = uris = state.outbox_uris()
+        if (messages := self._table(uris[0])) is None:
             return None
-        create(engine, uris[1], MARKS, self.consumer)
-        marks = engine.handle(uris[1]).look()
+        if (marks := self._table(uris[1])) is None:
+            create(self._states.engine, uris[1], MARKS, self.consumer)
+            marks = self._table(uris[1])
         if marks is None:
             raise StoreUnavailable(f"The table {uris[1]} was created, but cannot be found.")
         if anew or self._found is None or not self._found.follow(messages, marks):
             self._found = OutboxSnapshot(messages, marks)
         return self._found
+
+    def _table(self, uri: str) -> DeltaTable | None:
+        if uri not in self._handles:
+            self._handles[uri] = self._states.engine.handle(uri)
+        found: DeltaTable | None = self._handles[uri].look()
+        return found
 
     def note(self, plan: Plan, *, dispatching: bool) -> int:
         """Commit rows of MARKS against the very snapshot they were planned on; planned again where somebody else came first.
@@ -359,16 +171,18 @@ class DeltaOutbox:
         raise CommitConflict(f"The outbox of {self.consumer!r} changes too often; nothing was recorded. Try again.")
 
     def _commit(self, found: OutboxSnapshot, rows: list[dict[str, Any]], attempt: str) -> bool:
-        turn, now = found.turn + 1, dt.datetime.now(dt.UTC)
-        mine = {"turn": turn, "at": now, "attempt": attempt}
-        table = pa.Table.from_pylist([{**row, **mine} for row in rows], schema=MARKS)
+        turn = found.turn + 1
+        table = _of_turn(rows, turn, attempt)
         try:
-            self._states.engine.append(found.marks, table, {"dedup-outbox": turn})
+            self._states.engine.append(found.marks, table, {APP: turn})
         except tables.FAILED:
             return self._landed(attempt)
         if self._states.engine.skips:
             return self._landed(attempt)
-        found.took(table)
+        if (marks := self._table(self._uris[1])) is None:
+            self._found = None
+        else:
+            found.took(table, marks)
         return True
 
     def _landed(self, attempt: str) -> bool:
@@ -491,7 +305,8 @@ class DeltaOutbox:
     def _delete(self, found: OutboxSnapshot, last: int) -> None:
         try:
             self._states.engine.delete(found.table, f"seq <= {last}")
-            self._states.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << 24}")
+            # The newest one stays: Spark skips a turn that it has seen, so turns must not begin anew.
+            self._states.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << ROWS_BITS} and turn < {found.turn}")
         except tables.FAILED as error:
             raise CommitConflict(f"The outbox of {self.consumer!r} was changed while it was purged: {error}. Run it again.") from error
         finally:
@@ -501,6 +316,12 @@ class DeltaOutbox:
 def _row(number: int, state: State, attempts: int = 0, failed: Failed | None = None) -> dict[str, Any]:
     error = {"error_type": failed.error_type, "error_message": failed.error_message} if failed else {}
     return {"number": number, "state": int(state), "attempts": attempts, **error}
+
+
+def _of_turn(rows: Sequence[Mapping[str, Any]], turn: int, attempt: str) -> pa.Table:
+    """Rows of MARKS, all of one turn."""
+    mine = {"turn": turn, "at": dt.datetime.now(dt.UTC), "attempt": attempt}
+    return pa.Table.from_pylist([{**row, **mine} for row in rows], schema=MARKS)
 
 
 def create(engine: Engine, uri: str, schema: pa.Schema, consumer: str) -> None:
@@ -525,17 +346,17 @@ def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.T
     return pa.table([columns[f.name] for f in MESSAGES_TABLE], schema=MESSAGES_TABLE)
 
 
-def last_decision(engine: Engine, messages_uri: str, marks_uri: str) -> int:
-    """The highest number of a decision that a message, or what is kept of one, has; 0 for none. Raises StoreUnavailable."""
-    messages, marks = (engine.handle(uri).look() for uri in (messages_uri, marks_uri))
-    seqs = pc.max(_read(messages, ["seq"])["seq"]).as_py() if messages is not None else None
-    numbers = pc.max(_read(marks, ["number"])["number"]).as_py() if marks is not None else None
-    return max(seqs or 0, (numbers or 0) >> ROWS_BITS)
+def take_turn(engine: Engine, marks: DeltaTable) -> None:
+    """Claim the outbox for nobody, before marks are deleted. Raises what `tables.FAILED` names.
 
+    Whoever dispatches is fenced, and turns go on: with engine="spark" one that was there before would be skipped.
 
-def _read(table: DeltaTable, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
-    with tables.reading(table.table_uri):
-        return tables.dataset(table).to_table(columns=columns, filter=where)
+    Crash: the claim is there or not.
+    """
+    last = pc.max(read_columns(marks, ["turn"])["turn"]).as_py()
+    if last is not None:
+        claim = _of_turn([_row(CLAIM, State.WAITING)], last + 1, f"nobody/{uuid.uuid4().hex}")
+        engine.append(marks, claim, {APP: last + 1})
 
 
 def _contents_of(numbers: Sequence[int]) -> Blank:
@@ -554,28 +375,3 @@ def _failures_of(numbers: Sequence[int]) -> Blank:
     needed = pc.field("number").isin(pa.array(numbers, pa.int64())) & told
     where = f"{named} AND (error_message IS NOT NULL OR set_reason NOT LIKE '{ERASED}%')"
     return Blank(needed, where, dict.fromkeys(("error_message", "set_reason")), 2)
-
-
-def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:
-    """Messages with what became of them; those without a mark wait."""
-    at = pc.index_in(messages["number"], value_set=latest["number"].combine_chunks())
-    marks = latest.take(at)
-    for name in TOLD:
-        messages = messages.append_column(name, marks[name])
-    for name in ("state", "attempts"):
-        messages = messages.append_column(name, pc.fill_null(marks[name], 0))
-    return messages
-
-
-def _entry(row: dict[str, Any], dead: set[Line]) -> Entry:
-    state = State(row["state"])
-    if state == State.WAITING and (row["topic"], row["key"]) in dead:
-        state = State.BEHIND
-    names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message")
-    told: dict[str, Any] = {name: row[name] for name in names}
-    told["size"] = None if row["size"] == BLANK else row["size"]
-    return Entry(**told, set_by=row["set_by"] or None, set_reason=row["set_reason"] or None, state=state, changed_at=row["at"])
-
-
-def _pairs(headers: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((h["key"], h["value"]) for h in headers or ())

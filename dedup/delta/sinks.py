@@ -32,7 +32,7 @@ from dedup.core.values import Target
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
 from dedup.delta.features import BY_DELTA_RS, BY_PUT, EVERY_COLUMN
-from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter
+from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter, indexed_columns
 from dedup.delta.fit import UnknownType, check_schema, refuse_unwritable, required_part, sql_name, sql_type, widening, widens, writable
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
@@ -196,7 +196,7 @@ def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) 
         {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},
         frozenset(f["name"] for f in fields if f["metadata"].get("delta.identity.allowExplicitInsert") is False),
         _constraints(settings, fields),
-        EVERY_COLUMN if "clustering" in features else int(settings.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS)),
+        EVERY_COLUMN if "clustering" in features else indexed_columns(settings),
         unwritable,
     )
 

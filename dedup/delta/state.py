@@ -165,7 +165,8 @@ class ConsumerState:
             raise
 
     def app(self, generation: int, sink: str) -> str:
-        """The application id under which a sink shows the last decision it took."""
+        """The application id under which a sink shows the last decision it took. Raises StoreUnavailable if the ledger was not read."""
+        self.require_read()
         assert self.table is not None
         return f"{self.ledger.app(self.table, generation)}/{sink}"
 
@@ -216,7 +217,7 @@ class ConsumerState:
 
     def table_to_write(self) -> DeltaTable:
         """The snapshot that everything known is as of; the ledger is created where there is none. Raises StoreUnavailable."""
-        self._require_read()
+        self.require_read()
         if self.table is None:
             self.ledger.create()
             self.catch_up()
@@ -225,7 +226,8 @@ class ConsumerState:
             self.catch_up()
         return self.table
 
-    def _require_read(self) -> None:
+    def require_read(self) -> None:
+        """Raise StoreUnavailable where there is a ledger, and the last look could not read it."""
         if self.table is None and self._table_id is not None:
             raise StoreUnavailable(
                 f"The ledger {self.ledger.uri} could not be read the last time; nothing was committed. Run the batch again."
@@ -419,7 +421,7 @@ class ConsumerState:
         return self.keys.count(self._look_again)
 
     def _look_again(self) -> Look:
-        self._require_read()
+        self.require_read()
         return self._look([] if self.table is None else self.ledger.files(self.table))
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,15 +36,21 @@ DELTA_RS, SPARK = "delta-rs", "spark"
 StorageOptions = Mapping[str, str] | None
 
 
+AGAIN, SOON = 300.0, 30.0
+"""Seconds after which a function of options is asked again; after which, where it raised that time."""
+
+
 class OptionsOf(Mapping[str, str]):
-    """Options that a function returns: it is called once in each process, and no pickle carries what it returned.
+    """Options that a function returns: each process asks it, and again every AGAIN seconds, because a token expires.
+
+    No pickle carries what it returned. Where it raises later, what it returned last goes on: it may be valid for a while.
 
     Args:
         ask: the function.
     """
 
     def __init__(self, ask: Callable[[], Mapping[str, str]]) -> None:
-        self._ask, self._known = ask, dict[str, str]()
+        self._ask, self._known, self._until = ask, dict[str, str](), 0.0
 
     def __getitem__(self, name: str) -> str:
         return self._all()[name]
@@ -54,24 +62,29 @@ class OptionsOf(Mapping[str, str]):
         return len(self._all())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_ask": self._ask, "_known": {}}
+        return {"_ask": self._ask, "_known": {}, "_until": 0.0}
 
     def __repr__(self) -> str:
         return "options of a function"
 
     def _all(self) -> dict[str, str]:
-        """Raises StoreUnavailable where the function raises, ConfigError where it returns something else."""
-        if not self._known:
-            try:
-                found = self._ask()
-            except Exception as error:
-                raise StoreUnavailable(
-                    f"The function of storage_options= raised {type(error).__name__}: {redact(str(error))[:500]}. Nothing was committed."
-                ) from error
-            if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
-                raise ConfigError("The function of storage_options= has to return a dict of texts.")
-            self._known = dict(found)
+        """Raises StoreUnavailable where the function raises and never gave any, ConfigError where it returns something else."""
+        if time.monotonic() >= self._until:
+            self._known, self._until = self._asked()
         return self._known
+
+    def _asked(self) -> tuple[dict[str, str], float]:
+        try:
+            found = self._ask()
+        except Exception as error:
+            told = f"The function of storage_options= raised {type(error).__name__}: {redact(str(error))[:500]}."
+            if not self._until:
+                raise StoreUnavailable(f"{told} Nothing was committed.") from error
+            log.warning("%s What it returned last is used for %.0f seconds more.", told, SOON)
+            return self._known, time.monotonic() + SOON
+        if not isinstance(found, Mapping) or not all(isinstance(one, str) for pair in found.items() for one in pair):
+            raise ConfigError("The function of storage_options= has to return a dict of texts.")
+        return dict(found), time.monotonic() + AGAIN
 
 
 def options_of(given: Mapping[str, str] | Callable[[], Mapping[str, str]] | None) -> StorageOptions:
@@ -111,13 +124,32 @@ _OBJECTS = (_ATOMIC | _S3) - {"file"}
 _ENDPOINTS = ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint")
 """Settings that lead to another service than AWS. Source: docs.rs/object_store, AmazonS3ConfigKey, read 2026-11."""
 
+_ONE_SLASH = re.compile(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+"""What Hadoop takes for a URI and everybody else for a relative path."""
+
+_MOUNTS = frozenset({"dbfs", "Volumes", "lakehouse", "synfs"})
+"""Folders in the root of Linux where Databricks, Fabric and Synapse mount object storage. macOS has its disks in /Volumes.
+
+Source: https://docs.databricks.com/volumes/paths, https://learn.microsoft.com/fabric/data-engineering/notebookutils/notebookutils-mount,
+https://learn.microsoft.com/azure/synapse-analytics/spark/synapse-file-mount-api, read 2026-11.
+"""
+
 SPARK_ON_S3 = "dedup_spark_on_s3"
 """Setting by which a person answers for Spark's commits on S3."""
 
 
 def absolute(uri: str) -> str:
-    """A URI that means the same in every process: schemes stay, `file:` and plain paths become absolute paths."""
+    """A URI that means the same in every process: schemes stay, `file:` and plain paths become absolute paths.
+
+    Raises ConfigError for `dbfs:/x` and the like: as a path it would be a folder of this machine, which may not outlive the job.
+    """
     parsed = urlparse(uri)
+    if _ONE_SLASH.match(uri):
+        raise ConfigError(
+            f"{uri} is not the address of a storage that dedup can use. Give its URI, such as "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/..., s3://BUCKET/... or gs://BUCKET/...; for a folder of that name on this "
+            f"machine, ./{uri}."
+        )
     if parsed.scheme == "file":
         return os.path.abspath(unquote(parsed.path))
     return uri.rstrip("/") if "://" in uri else os.path.abspath(os.path.expanduser(uri))
@@ -272,7 +304,7 @@ def remove(uri: str, options: StorageOptions, paths: Iterable[str]) -> None:
 def require_put_if_absent(uri: str, options: StorageOptions) -> None:
     """Raise ConfigError where two writers could both believe that they wrote the same commit."""
     scheme = urlparse(uri).scheme if "://" in uri else "file"
-    if is_local(uri) and Path(uri).parts[:2] == ("/", "dbfs"):
+    if is_local(uri) and sys.platform == "linux" and _MOUNTS.intersection(Path(uri).parts[1:2]):
         raise ConfigError(
             f"{uri} is a FUSE mount of object storage and cannot create a file only if it is absent: two instances could both commit. "
             "Give the storage URI itself (abfss://, gs://, s3:// with conditional put)."

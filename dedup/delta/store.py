@@ -40,7 +40,7 @@ from dedup.delta.letters import ALL_LETTERS, Letters
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.sinks import SinkNames
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import SPARK, StorageOptions, absolute, options_of, require_put_if_absent, require_spark_may_commit
+from dedup.delta.storage import SPARK, StorageOptions, absolute, options_of, require_put_if_absent, require_spark_may_commit, safe_name
 from dedup.delta.tending import Tending, midnight
 from dedup.delta.transaction import DeltaTransaction
 from dedup.delta.upkeep import acceptance, amendment
@@ -163,8 +163,8 @@ class DeltaStore(Joins, Deleting, Tending):
     Args:
         path: folder or URI of the store; created when the first consumer starts.
         tables: sink name -> path or URI, for names that are neither a path nor a table of Spark's catalog.
-        storage_options: credentials and settings for delta-rs, for the store and all sinks. A function that returns them is called once in
-            each process: then nothing that Spark sends to its tasks has a credential.
+        storage_options: credentials and settings for delta-rs, for the store and all sinks. A function that returns them is called in each
+            process, every five minutes: tokens may expire, and nothing that Spark sends to its tasks has a credential.
         engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
         keys_folder: folder of this machine for files of reserved keys, which a start opens in place of reading the ledger. By default
             they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends. Beside a
@@ -393,7 +393,8 @@ class DeltaStore(Joins, Deleting, Tending):
     def scrub(self, consumer: str, *, dry_run: bool = False) -> list[Remains]:
         """Write the files anew that still hold what letters lost by `Erase`, and delete what left the tables long enough ago.
 
-        Returns where it can still be found: files that left a table stay as long as the table says, for those who read older versions.
+        Returns where it can still be found: files that left a table stay as long as the table says, for those who read older versions, and
+        what attempts have staged that failed stays for a week.
 
         Raises:
             CommitConflict: others commit to a table all the time.
@@ -405,13 +406,16 @@ class DeltaStore(Joins, Deleting, Tending):
             state.require_sound()
             self._publisher(state).publish()
             uris = (state.letters_uri, *state.outbox_uris())
+            staged = (self.path, self.storage_options, safe_name(consumer), upkeep.needed_files(state))
             if not dry_run:
                 ids = verify.letters_now(state, self._publisher(state)).forgotten()
                 self.on_step("scrub")
                 erasure.blanked(self._states.engine, state.letters_uri, erasure.of_letters(ids))
                 self.on_step("expire")
                 upkeep.expire(uris, self._states.engine)
+                upkeep.clear_staged(*staged, dt.datetime.now(dt.UTC))
             found = [one for uri in uris for one in erasure.expiring(self._states.engine, uri)]
+            found += upkeep.staged_left(*staged)
             return [*found, erasure.bounds(state.ledger.uri)]
 
     def reserved(self, consumer: str) -> int | None:

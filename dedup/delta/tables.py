@@ -90,6 +90,12 @@ def dataset(table: DeltaTable) -> Any:
     return table.to_pyarrow_dataset(**local)
 
 
+def listed(table: DeltaTable) -> frozenset[str]:
+    """The files of a snapshot. Raises StoreUnavailable."""
+    with reading(table.table_uri):
+        return frozenset(pa.table(table.get_add_actions(flatten=True))["path"].to_pylist())
+
+
 def open_version(uri: str, version: int, options: StorageOptions) -> DeltaTable | None:
     """The table as it was, or None where its log does not tell. Raises StoreUnavailable where the storage does not answer."""
     try:
@@ -155,12 +161,13 @@ class Handle:
     """One table looked at again and again: only what is new in its log is read, as long as the log is provably the same.
 
     The log entry of the known version must still be the very file it was. If it is not, the table may have been re-created, and is opened
-    anew. Not picklable, not for two threads.
+    anew, and so it is where the options are others by now: an open table keeps its token. Not picklable, not for two threads.
     """
 
     def __init__(self, uri: str, options: StorageOptions) -> None:
         self.uri = uri
         self._options = options
+        self._given: dict[str, str] = {}
         self._table: DeltaTable | None = None
 
     def look(self) -> DeltaTable | None:
@@ -181,8 +188,9 @@ class Handle:
         self._table = None
 
     def _look(self) -> DeltaTable | None:
+        given, self._given = self._given, dict(self._options or {})
         known = cast(Snapshot | None, self._table)
-        if known is not None and known.stamp is not None:
+        if known is not None and known.stamp is not None and given == self._given:
             version = known.version()
             now, following = self._stamps(version, version + 1)
             if known.stamp.same(now):

@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Generator, Iterator
 from functools import partial
 from typing import Self
 
-from checkpoint.errors import ConfigError, command
+from checkpoint.errors import ConfigError, DedupError, command
 from dedup.core.retention import PurgeBound, Upkept, alone, bounded, purge_messages
 from dedup.delta import upkeep, verify
+from dedup.delta.commit import SinkPublisher
 from dedup.delta.consumers import States
 from dedup.delta.outbox import DeltaOutbox
+from dedup.delta.state import ConsumerState
 from dedup.delta.storage import SPARK, StorageOptions, safe_name
 from dedup.delta.upkeep import purging
 
@@ -40,6 +42,9 @@ class Tending:
     path: str
     storage_options: StorageOptions
     _states: States
+
+    def _publisher(self, state: ConsumerState) -> SinkPublisher:
+        raise NotImplementedError
 
     def outbox(self, consumer: str) -> DeltaOutbox:
         """The messages that this consumer has published."""
@@ -121,12 +126,12 @@ class Tending:
         return Upkept("reservations", consumer, count, (told,) if told else ())
 
     def maintain(self, consumer: str) -> None:
-        """Rewrite small files of the ledger and of the dead letters into large ones, and delete staged files that no decision lists.
+        """Rewrite small files of ledger, dead letters and outbox into large ones, and delete staged files that no decision lists.
 
         On object storage it also deletes copies of files of keys that no process needs.
 
-        It deletes only files that are older than a week, and those that left these tables and the outbox as long ago as they say. A running
-        consumer rewrites small files by itself.
+        It deletes only files that are older than a week, and those that left these tables as long ago as they say. A running consumer
+        rewrites small files by itself.
 
         Crash: no row changes; the next one goes on.
         """
@@ -136,18 +141,25 @@ class Tending:
     def tidying(self, consumer: str, *, compact: bool = False) -> Iterator[Callable[[], None]]:
         """What `maintain` does, each part to be called before the next one is asked for. Crash: as of `maintain`."""
         with self._states.existing(consumer) as state:
-            needed = {add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds}
-            engine, full = self._states.engine, not state.pending
+            needed = upkeep.needed_files(state)
             # While a decision waits for a sink, files that it lists are in folders whose tables do not name them yet.
-            for uri in (state.ledger.uri, state.letters_uri):
+            engine, full = self._states.engine, self._shows_all(state)
+            for uri in (state.ledger.uri, state.letters_uri, *state.outbox_uris()):
                 if compact:
-                    yield partial(upkeep.compact, uri, engine, tasks=1)  # the other cores are left to the stream
+                    yield partial(upkeep.compact, uri, engine)
                 yield partial(upkeep.vacuum, uri, engine, full=full)
-            yield partial(upkeep.expire, state.outbox_uris(), engine)
             if state.keys.copies is not None:
                 yield state.keys.copies.clean
             now = dt.datetime.now(dt.UTC)
             yield partial(upkeep.clear_staged, self.path, self.storage_options, safe_name(consumer), needed, now)
+
+    def _shows_all(self, state: ConsumerState) -> bool:
+        """Whether the sinks show all that is decided, which a process that has just begun asks them. False where one does not tell."""
+        try:
+            return verify.unpublished_since(state, self._publisher(state)) is None
+        except DedupError as error:
+            log.warning("%s: not all files that nobody needs are looked for this time: %s", state.ledger.consumer, error)
+            return False
 
     def tell_retention(self, consumer: str, retention: dt.timedelta | None, *, upkeep: bool) -> None:
         """Nothing to note: a ledger has the reservations of one consumer."""

@@ -203,7 +203,8 @@ class DeltaTransaction:
         self._context.on_step("publish")
         replace(self._publisher, just_written=self._attempt).publish()
         self._context.on_step("published")
-        upkeep.after_decision(header.seq, (self._state.ledger.uri, self._context.letters), self._state.sinks.engine)
+        own = (self._state.ledger.uri, self._context.letters, *self._state.outbox_uris())
+        upkeep.after_decision(header.seq, own, self._state.sinks.engine)
 
     def _header(self, reserved: int, freed: int) -> Header:
         state, seq = self._state, self.head.seq + 1

@@ -12,20 +12,22 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, PublicationStuck, command
 from checkpoint.head import Head
 from checkpoint.position import Partition
+from dedup.core.retention import Remains
 from dedup.delta import tables
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.engine import Engine
 from dedup.delta.ledger import LETTERS_SINK, Header, Mark
 from dedup.delta.letters import ROW_GROUP
-from dedup.delta.outbox import last_decision
+from dedup.delta.messages import last_decision
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, filesystem, remove
+from dedup.delta.storage import StorageOptions, filesystem, join, remove
 
 log = logging.getLogger("dedup")
 
@@ -41,18 +43,27 @@ VACUUM_EVERY = 1000
 TARGET_BYTES = 64 * 1024 * 1024
 """Size above which a file is left alone."""
 
+YOUNG_BYTES = TARGET_BYTES // 16
+"""The same at most compactions: the last large file is not written anew each time."""
 
-def compact(uri: str, engine: Engine, *, tasks: int | None = None) -> None:
-    """Rewrite small files of each partition into one. Crash: the old files or the new ones are in the table.
+LARGE_EVERY = 16 * COMPACT_EVERY
+"""Decisions between two compactions up to TARGET_BYTES."""
+
+
+def compact(uri: str, engine: Engine, *, target: int = TARGET_BYTES) -> None:
+    """Rewrite small files of each partition into one. Crash: each row is in an old file or in a new one, never in both.
 
     Args:
-        tasks: so many partitions at a time; None: one for each core.
+        target: bytes above which a file is left alone.
     """
-    _quietly(uri, engine, lambda table: engine.compact(table, TARGET_BYTES, ROW_GROUP, tasks=tasks), "compacted")
+    _quietly(uri, engine, lambda table: engine.compact(table, target, ROW_GROUP), "compacted")
 
 
 def vacuum(uri: str, engine: Engine, *, full: bool = True) -> None:
-    """Delete files that left the table longer ago than its retention; with `full` also those that never came into it.
+    """Delete files that left the table longer ago than its retention; with `full` also those that its log does not name any more.
+
+    Those are files that never came into it, and those that left it before its last checkpoint and whose time was over by then. So only
+    `full` finds all. It is for a time when no decision waits for its publication: the table does not name the files of that one yet.
 
     Crash: some are deleted.
     """
@@ -63,23 +74,41 @@ def after_decision(seq: int, uris: Iterable[str], engine: Engine) -> None:
     """What a running consumer does by itself from time to time, after everything of a decision is true and visible."""
     for uri in uris:
         if seq % COMPACT_EVERY == 0:
-            compact(uri, engine)
+            compact(uri, engine, target=YOUNG_BYTES if seq % LARGE_EVERY else TARGET_BYTES)
         if seq % VACUUM_EVERY == 0:
-            vacuum(uri, engine, full=False)
+            vacuum(uri, engine)
 
 
 def expire(uris: Iterable[str], engine: Engine) -> None:
-    """Delete files that left these tables longer ago than their retention. Crash: some are deleted."""
+    """Delete files that left these tables longer ago than their retention, while no decision waits. Crash: some are deleted."""
     for uri in uris:
-        vacuum(uri, engine, full=False)
+        vacuum(uri, engine)
 
 
 def clear_staged(root: str, options: StorageOptions, folder: str, needed: Collection[str], now: dt.datetime) -> None:
     """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
+    old = [path for path, since in _staged(root, options, folder) if now - since > dt.timedelta(days=STAGED_DAYS)]
+    remove(root, options, [path for path in old if path not in needed])
+
+
+def staged_left(root: str, options: StorageOptions, folder: str, needed: Collection[str]) -> list[Remains]:
+    """Where rows of attempts that never committed can still be found; nothing where there are none."""
+    since = [since for path, since in _staged(root, options, folder) if path not in needed]
+    then = "the same command, or `dedup upkeep`, deletes them then"
+    where = f"{join(root, 'staged', folder)}: rows for merges, and for sinks that only Spark writes, of attempts that failed"
+    return [Remains(where, max(since) + dt.timedelta(days=STAGED_DAYS), then)] if since else []
+
+
+def _staged(root: str, options: StorageOptions, folder: str) -> list[tuple[str, dt.datetime]]:
+    """Files, and when they were written."""
     selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)
     found = filesystem(root, options).get_file_info(selector)
-    old = [i.path for i in found if i.type == pafs.FileType.File and i.mtime is not None and now - i.mtime > dt.timedelta(days=STAGED_DAYS)]
-    remove(root, options, [path for path in old if path not in needed])
+    return [(info.path, info.mtime) for info in found if info.type == pafs.FileType.File and info.mtime is not None]
+
+
+def needed_files(state: ConsumerState) -> frozenset[str]:
+    """What decisions list that may wait for a sink."""
+    return frozenset(add.path for seq in state.pending for entry in state.decided[seq].sinks for add in entry.adds)
 
 
 def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what: str) -> None:
@@ -87,7 +116,7 @@ def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what
         table = engine.handle(uri).look()
         if table is not None:
             act(table)
-    except tables.FAILED as error:
+    except (*tables.FAILED, pa.ArrowException) as error:  # Arrow's: of a file that is damaged
         log.warning("%s was not %s this time: %s", uri, what, error)
 
 

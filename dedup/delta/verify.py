@@ -21,11 +21,12 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from checkpoint.errors import DedupError, command
+from checkpoint.errors import DedupError, PublicationStuck, StoreUnavailable, command
 from checkpoint.position import Partition
 from checkpoint.records import ALL, RecordFilter
 from deadletter.selection import Selection
 from dedup.core.retention import ACTIVE, read_to
+from dedup.delta import tables
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
@@ -46,12 +47,16 @@ from dedup.delta.ledger import (
     batch_table,
 )
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
+from dedup.delta.messages import repeated_numbers
 from dedup.delta.reservations import freed, reservations
 from dedup.delta.restores import require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import absolute, filesystem, missing
 from dedup.delta.tables import seq_of, seq_of_part
+
+LOOKS = 3
+"""At a state that others change meanwhile."""
 
 _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
 
@@ -73,6 +78,7 @@ def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
     found += _holders(state, kept)
     found += _publications(state, publisher)
     found += _sinks(state, publisher, headers)
+    found += _messages(state)
     return list(dict.fromkeys(found))
 
 
@@ -286,6 +292,16 @@ def _files_gone(publisher: SinkPublisher, table: DeltaTable, listed: list[tuple[
         )
 
 
+def _messages(state: ConsumerState) -> Iterator[str]:
+    """The number of a message is its own; of messages that were purged nothing is kept to compare with."""
+    table = state.sinks.table(uri := state.outbox_uris()[0])
+    if table is not None and (repeated := repeated_numbers(table)):
+        yield (
+            f"{len(repeated)} messages are in the outbox {uri} more than once, and each may be sent so often; their numbers: "
+            f"{', '.join(map(str, repeated[:3]))}. Somebody copied rows of that table, or this is a defect: keep it, and report it"
+        )
+
+
 @dataclass(frozen=True)
 class LedgerLog:
     """The section `log` of a ledger."""
@@ -326,6 +342,19 @@ def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
 
 
 def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
+    """Looked at again where another process publishes in the middle: it removes the files that were staged for Spark."""
+    for _ in range(LOOKS - 1):
+        try:
+            return _events_now(state, publisher)
+        except PublicationStuck:
+            continue
+        except StoreUnavailable as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    return _events_now(state, publisher)
+
+
+def _events_now(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
     uri = state.letters_uri
     table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
     parts: list[EventRows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
@@ -342,7 +371,9 @@ def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
 def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, system: pafs.FileSystem) -> ds.Dataset:
     publisher.require_files(header, entry, entry.uri)
     place = filesystem(publisher.root, publisher.options) if entry.staged else system
-    return ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
+    with tables.reading("of dead letters"):
+        rows = ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
+        return ds.dataset(rows.to_table()) if entry.staged else rows
 
 
 def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> pa.Table:
@@ -357,16 +388,17 @@ def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> p
         return events
     told = [
         pc.and_(pc.equal(generations, generation), pc.is_in(events["seq"], pa.array(known, pa.int64())))
-        for generation, known in _decisions(ledger).items()
+        for generation, known in _decisions(ledger, header).items()
     ]
     return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
 
 
-def _decisions(ledger: Ledger) -> dict[int, list[int]]:
-    """All decisions in the ledger: generation -> seqs."""
+def _decisions(ledger: Ledger, last: Header) -> dict[int, list[int]]:
+    """The decisions in the ledger up to this one: generation -> seqs. Others go on deciding, and all else is of this one."""
     found: dict[int, list[int]] = {}
     for header in read_log(ledger).headers():
-        found.setdefault(header.head.generation, []).append(header.seq)
+        if (header.head.generation, header.seq) <= (last.head.generation, last.seq):
+            found.setdefault(header.head.generation, []).append(header.seq)
     return found
 
 

@@ -27,7 +27,7 @@ from dedup.delta.ledger import SinkFiles
 from dedup.delta.restores import require_same
 from dedup.delta.sinks import Sink, SinkColumns
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, join, require_spark_may_commit, safe_name
+from dedup.delta.storage import StorageOptions, is_local, join, missing, require_spark_may_commit, safe_name
 from dedup.delta.tables import PART_BITS
 
 
@@ -151,8 +151,8 @@ class SinkWrites:
         _require_spark(sink, context)
         context.on_step("files")
         files = writer.files(columns)
-        written = map(Add.from_json, rows.files(files, columns)) if given is None else files.write(given.select(columns))
-        return self._take(sink, tuple(written))
+        written = self._of_tasks(sink, rows.files(files, columns)) if given is None else tuple(files.write(given.select(columns)))
+        return self._take(sink, written)
 
     def task_files(self, table: str) -> RowWriter:
         """What writes rows of this sink in tasks; `adopt` takes what it returns."""
@@ -167,7 +167,19 @@ class SinkWrites:
 
         Crash: as `append`.
         """
-        return self._take(self._opened[table], tuple(map(Add.from_json, files)))
+        sink = self._opened[table]
+        return self._take(sink, self._of_tasks(sink, files))
+
+    def _of_tasks(self, sink: Sink, files: Iterable[str]) -> tuple[Add, ...]:
+        """What tasks have written. Raises ConfigError where this process does not find it: each machine may have a folder of its own."""
+        adds, uri = tuple(map(Add.from_json, files)), self._context.root if sink.special else sink.uri
+        gone = missing(uri, None, [add.path for add in adds]) if is_local(uri) else []
+        if gone:
+            raise ConfigError(
+                f"Spark's tasks wrote {len(adds)} files of rows into {uri}, and {len(gone)} of them are not there for the driver. Nothing "
+                "was committed. Put the store and its sinks into a folder that driver and executors share, or into object storage."
+            )
+        return adds
 
     def _take(self, sink: Sink, adds: tuple[Add, ...]) -> int:
         for alike in _by_columns(adds):

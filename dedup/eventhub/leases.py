@@ -15,7 +15,7 @@ import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
 from azure.eventhub.aio import CheckpointStore
@@ -26,6 +26,9 @@ from dedup.core.store import Store
 from dedup.delta.epoch import SmallFile
 from dedup.delta.storage import StorageOptions, filesystem, safe_name, stats
 from dedup.eventhub.connection import Connection
+
+if TYPE_CHECKING:
+    from checkpoint.aio import PostgresCheckpointStore
 
 Named = dict[str, Any]
 """An ownership or a checkpoint as azure-eventhub passes them around."""
@@ -88,10 +91,59 @@ def owners_beside(store: Store, consumer: str) -> CheckpointStore:
     if "postgres" in kinds:
         from checkpoint.aio import PostgresCheckpointStore
 
-        return PostgresCheckpointStore(store.dsn, store.schema)  # type: ignore[attr-defined]
+        return ConsumersOwn(PostgresCheckpointStore(store.dsn, store.schema), consumer)  # type: ignore[attr-defined]
     if "delta" in kinds:
         return FolderOwnership(store.path, store.storage_options, consumer)  # type: ignore[attr-defined]
     raise ConfigError("Give ownership=, a CheckpointStore of azure.eventhub.aio. Processes of the runner share the partitions through it.")
+
+
+class ConsumersOwn(CheckpointStore):
+    """The owners of one consumer's partitions, in tables that event processors and other consumers use, too.
+
+    Whoever shares a consumer group in these tables shares out the partitions. So this keeps the owners under a group of the consumer's own.
+    The client asks with the plain group, and is answered with it.
+    """
+
+    def __init__(self, owners: PostgresCheckpointStore, consumer: str) -> None:
+        self._owners, self._suffix = owners, f"@{_apart(consumer)}"
+
+    async def list_ownership(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
+    ) -> Iterable[Named]:
+        """Return who of this consumer's processes owns the partitions."""
+        found = await self._owners.list_ownership(fully_qualified_namespace, eventhub_name, consumer_group + self._suffix)
+        return self._told(found)
+
+    async def claim_ownership(self, ownership_list: Iterable[Named], **kwargs: Any) -> Iterable[Named]:
+        """Claim partitions. Return those that were won.
+
+        Crash: each partition is claimed or not; a claim that nobody renews expires.
+        """
+        wanted = [{**ownership, "consumer_group": ownership["consumer_group"] + self._suffix} for ownership in ownership_list]
+        return self._told(await self._owners.claim_ownership(wanted))
+
+    async def update_checkpoint(self, checkpoint: Named, **kwargs: Any) -> None:
+        """Refuse: only the consumer's store keeps checkpoints."""
+        raise ConfigError("This store keeps the owners of partitions, not checkpoints.")
+
+    async def list_checkpoints(
+        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **kwargs: Any
+    ) -> Iterable[Named]:
+        """Return no checkpoints: only the consumer's store keeps them."""
+        return []
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._owners.close()
+
+    def _told(self, owners: Iterable[Named]) -> list[Named]:
+        return [{**owner, "consumer_group": owner["consumer_group"].removesuffix(self._suffix)} for owner in owners]
+
+
+def _apart(consumer: str) -> str:
+    """A name that stays the consumer's own in lower case, as the tables keep groups: "Shop" is another consumer than "shop"."""
+    small = consumer.lower()
+    return small if small == consumer else f"{small}~{hashlib.sha256(consumer.encode()).hexdigest()[:8]}"
 
 
 @dataclass

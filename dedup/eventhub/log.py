@@ -18,7 +18,7 @@ from dedup.core.log import AnyLogReader
 from dedup.core.settings import HUB_LOG
 from dedup.eventhub import rows
 from dedup.eventhub.connection import Connection
-from dedup.eventhub.namespace import Namespace
+from dedup.eventhub.namespace import Namespace, refuse_spelling
 from dedup.eventhub.reader import PartitionReader, Receive
 
 
@@ -82,7 +82,8 @@ def starting_positions(consumer: Consumer, connection: Connection | str | None =
         source: the host name of the namespace, if there is no connection and the consumer has read from several namespaces.
 
     Raises:
-        ConfigError: the consumer has no checkpoint, or has read from several namespaces and `source` names none of them.
+        ConfigError: the consumer has no checkpoint, or has read from several namespaces and `source` names none of them; or its state
+            has the hub in another spelling.
         PositionGap: retention has passed a checkpoint, and nobody has accepted the gap (only with a connection).
         IncarnationChanged: the hub ends below a checkpoint (only with a connection).
     """
@@ -90,6 +91,7 @@ def starting_positions(consumer: Consumer, connection: Connection | str | None =
     if connection is not None:
         hub = Connection.of(connection) if isinstance(connection, str) else connection
         where = consumer.source or hub.source
+        refuse_spelling(head, where, hub.hub)
         return start.spark_json(start.positions(head, where, Namespace(hub), [hub.hub]))
     where = _only(consumer, sorted({place.source for place in head.checkpoints}), source)
     found: dict[str, dict[str, int]] = {}

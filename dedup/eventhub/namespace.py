@@ -15,6 +15,7 @@ from typing import Any
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
 from checkpoint.errors import ConfigError, IncarnationChanged, SourceUnavailable, command
+from checkpoint.head import Head
 from checkpoint.start import End
 from deadletter.redact import redact
 from dedup.eventhub.connection import Connection, hidden
@@ -48,6 +49,20 @@ class KnownEnds:
     def spans(self, topics: Sequence[str]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return (first, end) for each (hub, partition)."""
         return {(topics[0], number): (span.first, span.end) for number, span in self._spans.items()}
+
+
+def refuse_spelling(head: Head, source: str, hub: str) -> None:
+    """Raise ConfigError if the state has checkpoints of this hub in another spelling only, which is the same hub for Event Hubs.
+
+    The name is part of the positions and of most keys: in another spelling all events would be new.
+    """
+    topics = {p.topic for p in head.checkpoints if p.source == source}
+    known = sorted(topic for topic in topics if topic.lower() == hub.lower())
+    if known and hub not in known:
+        raise ConfigError(
+            f"Consumer {head.consumer!r} is to read event hub {hub!r}, and its state has it as {known[0]!r}. Event Hubs takes any case for "
+            f"the same hub, the state does not: its events would be handled a second time. Write {known[0]!r}."
+        )
 
 
 class Namespace:

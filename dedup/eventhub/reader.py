@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -380,6 +381,11 @@ class InOrder:
             return None
         first = min(self._early)
         return first if len(self._early) > MOST_EARLY or now - self._early[first][1] >= patience else None
+
+    def holes(self) -> list[tuple[int, int]]:
+        """Return the first and the last position of each gap before an event that waits, however short it has lasted."""
+        waiting = sorted(self._early)
+        return [(before + 1, behind - 1) for before, behind in pairwise([self.next - 1, *waiting]) if behind > before + 1]
 
     def skip_to(self, number: int) -> pa.RecordBatch:
         """Stop waiting for events below this number. Return those that are then in order."""

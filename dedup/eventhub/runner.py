@@ -17,9 +17,10 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -28,8 +29,8 @@ from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
 
 from checkpoint import changes, given, start
 from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld, command
-from checkpoint.head import Head
-from checkpoint.position import Partition
+from checkpoint.head import Checkpoint, Head, Topic
+from checkpoint.position import Partition, Ranges
 from deadletter import outage
 from deadletter.redact import redact
 from dedup import logs
@@ -38,7 +39,7 @@ from dedup.core.settings import RUNNER
 from dedup.eventhub import rows
 from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden, made
 from dedup.eventhub.leases import Leases, owners_beside
-from dedup.eventhub.namespace import KnownEnds, Namespace, Span
+from dedup.eventhub.namespace import KnownEnds, Namespace, Span, refuse_spelling
 from dedup.eventhub.reader import InOrder
 from dedup.pipeline.commit import Job
 from dedup.pipeline.member import Assignment, Member
@@ -64,7 +65,7 @@ def run(consumer: Consumer, connection: Connection | str, hub: str | None = None
         options: as for `run_async`.
 
     Raises:
-        ConfigError: a setting is wrong, or the hub does not exist.
+        ConfigError: a setting is wrong, the hub does not exist, or the consumer's state has it in another spelling.
         SourceUnavailable: Event Hubs does not answer at the start.
         StillHeld: a Spark query runs this consumer.
         Fenced: a Spark query took it over.
@@ -233,6 +234,8 @@ class Runner:
                 max_wait_time=max(self._bounds.wait, 0.05),
                 prefetch=self._prefetch,
                 starting_position=self._beginnings(),
+                # As Spark's startingTime. The client takes it for checkpoints, too: the event at one comes again, and is dropped.
+                starting_position_inclusive=isinstance(self._start, dt.datetime),
             )
         )
         looking = asyncio.create_task(self._look(client, partitions))
@@ -273,13 +276,19 @@ class Runner:
                 return found
 
     def _forget_gap(self) -> None:
-        """A gap that a person accepted counts for every partition that has one, and no longer."""
-        head = self._job.store.head(self._member.name)
-        if head.gap_accepted:
+        """A gap that a person accepted counts for every partition that has one, and no longer.
+
+        This runner knows one hub. With checkpoints of another one it leaves the gap alone: it may be there.
+
+        Crash: the gap is closed, and empty partitions are moved behind theirs, or nothing is done; the next look does it.
+        """
+        head, here = self._job.store.head(self._member.name), (self._source, self._connection.hub)
+        if head.gap_accepted and not {(p.source, p.topic) for p in head.checkpoints} - {here}:
+            spans = self._namespace.look().spans
+            close = partial(_closed, here=here, spans=spans)
             with contextlib.suppress(PositionGap):
-                strict = changes.close_gap(head)
-                start.positions(strict, self._source, KnownEnds(self._namespace.look().spans), [self._connection.hub])
-                self._job.store.amend(self._member.name, changes.close_gap, by="runner", reason="no partition has a gap any more")
+                start.positions(close(head), self._source, KnownEnds(spans), [self._connection.hub])
+                self._job.store.amend(self._member.name, close, by="runner", reason="no partition has a gap any more")
 
     async def _on_claimed(self, context: Any) -> None:
         """The client has got a partition: claim it for commits, too, and find out where it goes on."""
@@ -302,8 +311,9 @@ class Runner:
         return Gathered(assignment, self._bounds, first, doubted=frozenset(self._doubted.get(str(number), ())))
 
     def _first(self, head: Head, number: int, span: Span) -> int | None:
-        """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged."""
+        """Which event comes first; None where there is no checkpoint. Raises PositionGap, IncarnationChanged, ConfigError."""
         place = (self._connection.hub, number)
+        refuse_spelling(head, self._source, self._connection.hub)
         found = start.positions(head, self._source, KnownEnds({number: span}), [place[0]])[place]
         return found if isinstance(found, int) else None
 
@@ -357,9 +367,15 @@ class Runner:
             self._fail(error)
             raise error
         if span.first <= first and (first, last) not in part.doubted:
-            self._doubted.setdefault(partition, set()).add((first, last))
+            # A compacted log may have thousands: reading it again shows all that are in sight, where it would show one at a time.
+            self._doubted.setdefault(partition, set()).update({(first, last), *part.holes()})
             raise NotClaimed(f"positions {first}-{last} of partition {partition} did not come: read again from the checkpoint")
         behind = min(last + 1, span.first) if span.first > first else last + 1  # retention took nothing above its border
+        self._leave_out(partition, part, first, behind)
+        while (more := part.hole(time.monotonic())) in part.doubted and more[0] >= span.first:
+            self._leave_out(partition, part, more[0], more[1] + 1)
+
+    def _leave_out(self, partition: str, part: Gathered, first: int, behind: int) -> None:
         log.warning("%s: positions %d-%d of partition %s are not in the log", self._member.name, first, behind - 1, partition)
         part.skip_to(behind, time.monotonic())
 
@@ -404,6 +420,24 @@ class Runner:
 
     def _shown(self, error: Exception) -> str:
         return hidden(redact(f"{type(error).__name__}: {error}"), self._connection).split("\n")[0]
+
+
+def _closed(head: Head, here: Topic, spans: Mapping[int, Span]) -> Head:
+    """The head in which a gap is an error again.
+
+    Empty partitions are moved behind their gaps. No event would do that for long, and an open gap accepts those of other partitions, too.
+    """
+    found = [_passing(head, Partition(*here, number), span.end) for number, span in spans.items() if span.first == span.end]
+    return changes.close_gap(changes.moved(head, filter(None, found)))
+
+
+def _passing(head: Head, partition: Partition, end: int) -> changes.Move | None:
+    """The move of a checkpoint to the end of an empty partition; None if it is there."""
+    point = head.checkpoints.get(partition)
+    if point is None or point.sequence_number >= end - 1:
+        return None
+    now = point.sequence_number
+    return changes.Move(partition, now, Checkpoint(end - 1), Ranges.of([(now + 1, end - 1)]))
 
 
 class Client(EventHubConsumerClient):
@@ -505,6 +539,10 @@ class Gathered:
         """Return the first and the last missing position, once they have been missing for long enough."""
         behind = self.order.hole(now) if self.order else None
         return None if behind is None or self.order is None else (self.order.next, behind - 1)
+
+    def holes(self) -> list[tuple[int, int]]:
+        """Return the first and the last position of all that is missing now."""
+        return self.order.holes() if self.order else []
 
     def due(self, now: float) -> bool:
         """Return whether the events in hand are a batch."""

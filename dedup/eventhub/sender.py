@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
+from azure.eventhub._pyamqp.types import TYPE, VALUE, AMQPTypes
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
 from checkpoint import given
@@ -15,9 +16,12 @@ from deadletter.redact import redact
 from dedup.core.settings import HUB_SENDER
 from dedup.eventhub.connection import Connection, hidden, made
 from dedup.eventhub.namespace import condition
-from dedup.publishing.events import GATEWAY, Stored
+from dedup.publishing.events import GATEWAY, Property, Stored
 
 TOO_LARGE = "amqp:link:message-size-exceeded"
+
+UNLIMITED = 2**62
+"""More bytes than any event has."""
 
 
 class Sender:
@@ -93,11 +97,7 @@ def _sent(client: EventHubProducerClient, partition: int, key: str | None, event
     batch = client.create_batch(**place)
     count = sum(1 for _ in takewhile(lambda event: _added(batch, event), events))
     if not count:
-        first = events[0]
-        raise ConfigError(
-            f"Event {first.sequence} of partition {first.partition} ({first.message_id}) is larger than the hub takes. "
-            "Raise the limit of the hub, or give the event up with `dedup publisher discard`."
-        )
+        raise _unsendable(events[0])
     client.send_batch(batch, timeout=timeout)
     return count
 
@@ -110,13 +110,29 @@ def _added(batch: EventDataBatch, event: Stored) -> bool:
     return True
 
 
+def _unsendable(event: Stored) -> ConfigError:
+    """Why an empty batch does not take it. The client raises ValueError for what it cannot encode, too."""
+    who = f"Event {event.sequence} of partition {event.partition} ({event.message_id})"
+    give_up = "give the event up with `dedup publisher discard`."
+    try:
+        EventDataBatch(max_size_in_bytes=UNLIMITED).add(_as_sent(event))
+    except ValueError as error:
+        return ConfigError(f"{who} cannot be encoded as AMQP: {redact(str(error))} To go on, {give_up}")
+    return ConfigError(f"{who} is larger than the hub takes. Raise the limit of the hub, or {give_up}")
+
+
 def _as_sent(event: Stored) -> Any:
     data: Any = EventData(event.body)
     data.message_id = event.message_id
-    data.properties = dict(event.named)
+    data.properties = {name: _typed(value) for name, value in event.named.items()}
     if event.content_type is not None:
         data.content_type = event.content_type
     return data
+
+
+def _typed(value: Property) -> Any:
+    """Whole numbers as AMQP's long, whatever their size: the client takes a plain one for 32 bits, and refuses a larger one."""
+    return {TYPE: AMQPTypes.long, VALUE: value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _producer(there: Connection, options: dict[str, Any]) -> EventHubProducerClient:

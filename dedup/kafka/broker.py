@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
 from checkpoint.start import End, Place
+from dedup.core.envelope import LATEST
 from dedup.core.settings import BROKER
 
 T = TypeVar("T")
@@ -109,11 +110,13 @@ class Broker:
     def newest(self, places: Iterable[Place]) -> Mapping[Place, dt.datetime]:
         """Return when the newest event of each partition was written. Partitions without an event are left out.
 
+        So are those whose newest event has a time that no datetime has.
+
         Raises:
             SourceUnavailable: the broker does not answer.
         """
         found = {place: told.timestamp for place, told in self._offsets(list(places), OffsetSpec.max_timestamp()).items()}
-        return {place: dt.datetime.fromtimestamp(stamp / 1000, dt.UTC) for place, stamp in found.items() if stamp and stamp >= 0}
+        return {place: dt.datetime.fromtimestamp(stamp / 1000, dt.UTC) for place, stamp in found.items() if _is_time(stamp)}
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """Return the configuration of a client of librdkafka. It holds secrets: do not show it."""
@@ -163,6 +166,11 @@ class Broker:
             raise self.unavailable(told.str()) from error
         except concurrent.futures.TimeoutError as error:
             raise self.unavailable("no answer") from error
+
+
+def _is_time(stamp: int | None) -> bool:
+    """Whether these milliseconds are in the calendar. Producers may claim any time: in microseconds today is the year 57000."""
+    return stamp is not None and 0 < stamp / 1000 < LATEST
 
 
 class _NoSuchTopic(ConfigError):

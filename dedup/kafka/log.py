@@ -42,6 +42,9 @@ SCHEMA = pa.schema(
 _TYPES = {1: 0, 2: 1}
 """librdkafka's kinds of timestamp -> those of Spark: when it was made, when it was appended."""
 
+MOST = 2**63 // 1000
+"""Milliseconds beyond which a column of microseconds holds no time. Producers may claim any, such as nanoseconds."""
+
 
 class LogReader(AnyLogReader):
     """What `log_reader` returns: call it with source, topic, partition, first and last position.
@@ -148,13 +151,14 @@ def log_reader(
 
 def _table(messages: list[Message], headers: bool) -> pa.Table:
     stamps = [m.timestamp() for m in messages]
+    times = [at * 1000 if kind and abs(at) < MOST else None for kind, at in stamps]
     columns = {
         "key": [m.key() for m in messages],
         "value": [m.value() for m in messages],
         "topic": [m.topic() for m in messages],
         "partition": [m.partition() for m in messages],
         "offset": [m.offset() for m in messages],
-        "timestamp": pa.array([at * 1000 if kind else None for kind, at in stamps], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        "timestamp": pa.array(times, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
         "timestampType": [_TYPES.get(kind, -1) for kind, _ in stamps],
         "headers": [_pairs(m) for m in messages],
     }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
@@ -41,6 +41,19 @@ OWN_FAULT = frozenset(
     }
 )
 """What a broker, or the client itself, says of a batch with a message that it will never take."""
+
+NOT_THERE = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+    }
+)
+"""What is the fault of a topic, and of no message: somebody creates it, or gives us the right."""
+
+TOPIC_SECONDS = 5.0
+"""For so long a transaction waits for a topic that is not there: then messages of others go without it. A plain client waits for 30 s."""
 
 COLLATERAL = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._FATAL, KafkaError._STATE})
 """What becomes of the others when the producer gives up: they were not tried, or nobody knows."""
@@ -263,15 +276,21 @@ class TransactionalTopics:
         self.group = f"dedup-outbox-{name}"
         self._producer: Producer | None = None
 
-    def connect(self) -> None:
+    def connect(self, *, anew: bool = False) -> None:
         """Become the sender of this name. The broker fences the sender before it and ends that sender's open transaction.
+
+        Args:
+            anew: also if this was the sender a while ago; somebody may have come after it.
 
         Raises:
             DestinationUnavailable: the broker does not answer.
         """
+        if anew:
+            self.close()
         if self._producer is not None:
             return
         own = {n: v for n, v in SETTINGS.items() if n not in ("enable.gapless.guarantee", "message.timeout.ms")}
+        own["topic.metadata.propagation.max.ms"] = int(min(TOPIC_SECONDS, self.timeout / 2) * 1000)
         limits = {"transactional_id": self.group, "transaction_timeout_ms": int(self.timeout * 1000), "delivery_report_only_error": True}
         producer = Producer({**own, **self.broker.settings(**limits)}, logger=log)
         try:
@@ -305,6 +324,8 @@ class TransactionalTopics:
     def send(self, flight: Flight) -> Outcome:
         """Send all messages of a flight and its number in one transaction. If one message cannot be sent, none is.
 
+        Failures that are not permanent are of topics that do not exist, or that this user may not use.
+
         Raises:
             DestinationUnavailable: it is not known whether the transaction was committed; call `connect`, then `has`.
             Fenced: another dispatcher has connected, or the transaction was open for longer than the time-out.
@@ -317,24 +338,45 @@ class TransactionalTopics:
             producer.begin_transaction()
             refused = self._hand_over(producer, flight, errors)
             if not refused:
+                self._wait(producer, errors)
                 self._commit(producer, flight)
                 return Outcome()
             self.close()
             return Outcome(refused)
         except KafkaException as error:
-            return self._ended(producer, error, errors)
+            return self._ended(producer, error, errors, len(flight.messages))
 
     def _hand_over(self, producer: Producer, flight: Flight, errors: dict[int, KafkaError]) -> dict[int, SendFailure]:
         """What the client itself refuses; the first one is enough."""
         for place, message in enumerate(flight.messages):
             try:
-                told = partial(_transaction_told, errors, place)
-                producer.produce(message.topic, message.body, message.key, on_delivery=told, headers=headers_of(message))
+                self._produce(producer, message, partial(_transaction_told, errors, place))
             except KafkaException as error:
                 if error.args[0].code() not in OWN_FAULT:
                     raise
-                return {place: _transaction_failure(error.args[0])}
+                return {place: _transaction_failure(error.args[0], permanent=True)}
         return {}
+
+    def _produce(self, producer: Producer, message: Message, told: Callable[..., None]) -> None:
+        """As soon as there is room in the client's queue. Raises KafkaException if there is none in time."""
+        until = time.monotonic() + self.timeout
+        while True:
+            try:
+                return producer.produce(message.topic, message.body, message.key, on_delivery=told, headers=headers_of(message))
+            except BufferError:
+                if time.monotonic() > until:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+                producer.poll(0.1)
+
+    def _wait(self, producer: Producer, errors: dict[int, KafkaError]) -> None:
+        """Until each message is acknowledged, or one has failed. A commit would look for a missing topic until all of its time is over."""
+        until, late = time.monotonic() + self.timeout, False
+        with suppress(KafkaException, SystemError):  # the client has failed: the commit says how
+            while producer.flush(0.2) and not errors and not late:
+                late = time.monotonic() > until
+        gone = [error for error in errors.values() if error.code() in NOT_THERE]
+        if gone or late:
+            raise KafkaException(gone[0] if gone else KafkaError(KafkaError._TIMED_OUT))
 
     def _commit(self, producer: Producer, flight: Flight) -> None:
         consumer = self._consumer()
@@ -351,7 +393,7 @@ class TransactionalTopics:
         finally:
             consumer.close()
 
-    def _ended(self, producer: Producer, error: KafkaException, errors: dict[int, KafkaError]) -> Outcome:
+    def _ended(self, producer: Producer, error: KafkaException, errors: dict[int, KafkaError], count: int) -> Outcome:
         told: KafkaError = error.args[0]
         if told.code() in FENCED:
             self.close()
@@ -361,7 +403,10 @@ class TransactionalTopics:
             ) from error
         with suppress(KafkaException, SystemError):  # the client's way to say again that it has failed, while it tells the messages
             producer.flush(1.0)
-        refused = {place: _transaction_failure(e) for place, e in errors.items() if e.code() in OWN_FAULT}
+        refused = {place: _transaction_failure(e, permanent=True) for place, e in errors.items() if e.code() in OWN_FAULT}
+        refused = refused or {place: _transaction_failure(e, permanent=False) for place, e in errors.items() if e.code() in NOT_THERE}
+        if not refused and told.code() in NOT_THERE:  # the broker does not say which topic
+            refused = dict.fromkeys(range(count), _transaction_failure(told, permanent=False))
         if refused:
             self.close()
             return Outcome(refused, set(range(max(refused) + 1)) - set(refused))
@@ -391,5 +436,5 @@ def _transaction_told(errors: dict[int, KafkaError], place: int, error: KafkaErr
         errors[place] = error
 
 
-def _transaction_failure(error: KafkaError) -> SendFailure:
-    return SendFailure(f"KafkaError {error.name()}", error.str(), permanent=True)
+def _transaction_failure(error: KafkaError, *, permanent: bool) -> SendFailure:
+    return SendFailure(f"KafkaError {error.name()}", error.str(), permanent)

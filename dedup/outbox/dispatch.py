@@ -33,7 +33,7 @@ STEPS = ("send", "sent", "marked")
 """What `on_step` is told, each right before it is acted on: before the messages are handed over, before they are marked, after that."""
 
 
-class _TookNothing(Exception):
+class TookNothing(Exception):
     """Nothing passed of a turn."""
 
     def __init__(self, why: DestinationUnavailable) -> None:
@@ -138,7 +138,8 @@ class _Resting:
         with self._lock:
             now = self._clock()
             self._until = {who: until for who, until in self._until.items() if until > now}
-            topics = frozenset(self._round.union(topic for topic, until in self._topics.items() if until > now))
+            self._topics = {topic: until for topic, until in self._topics.items() if until > now}  # else `next` says "now" for ever
+            topics = frozenset(self._round.union(self._topics))
             lines = frozenset(who for who in self._until if isinstance(who, tuple))
             numbers = frozenset(who for who in self._until if isinstance(who, int))
         return replace(asked, resting_topics=topics, resting=lines, resting_numbers=numbers)
@@ -219,7 +220,7 @@ class Dispatcher:
         while True:
             try:
                 marks = self._turn(found)
-            except _TookNothing as nothing:
+            except TookNothing as nothing:
                 done.away = done.away or nothing.why
                 continue
             if marks is None:
@@ -238,7 +239,7 @@ class Dispatcher:
         while not stop.is_set():
             try:
                 done, away = self._round(), 0
-            except StoreUnavailable as error:
+            except (StoreUnavailable, DestinationUnavailable) as error:
                 wait, away = self.patience.wait(away), away + 1
                 log.warning("outbox: %s Again in %.1f s", error, wait, extra={"consumer": self.outbox.consumer})
                 stop.wait(wait)
@@ -262,7 +263,7 @@ class Dispatcher:
         except DestinationUnavailable as error:
             wait = self._resting.rest_topics({message.topic for message in in_hand}, self.patience.wait)
             log.warning("outbox: %s Again in %.1f s", error, wait)
-            raise _TookNothing(error) from error
+            raise TookNothing(error) from error
         except StoreUnavailable:
             if in_hand:  # the store may not wait for as long as sending these takes: they must not be sent again and again
                 self._limit = max(1, len(in_hand) // 2)

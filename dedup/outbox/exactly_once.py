@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from checkpoint.errors import DestinationUnavailable
 from dedup.core.messages import Asked, Failed, Marks, Message, Outbox
 from dedup.outbox.destination import Outcome
-from dedup.outbox.dispatch import Dispatcher
+from dedup.outbox.dispatch import Dispatcher, TookNothing, log
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Flight:
     number: int  # ascending, until the store is restored from an older copy
     messages: Sequence[Message]
     fresh: bool  # noted by this very call: nobody can have sent it
+    count: int = 0  # of the outbox when it was handed to us; whoever gets the flight after us counts on
 
     @property
     def token(self) -> str:
@@ -33,34 +35,37 @@ class Flight:
 class Transactions(Protocol):
     """A broker that takes messages in transactions."""
 
-    def connect(self) -> None:
-        """Become the one that sends; nobody before us can commit any more."""
+    def connect(self, *, anew: bool = False) -> None:
+        """Become the one that sends; nobody before us can commit any more. `anew`: also if we were that one a while ago."""
 
     def has(self, flight: Flight) -> bool:
         """Whether this flight was committed."""
 
     def send(self, flight: Flight) -> Outcome:
-        """Send and commit; where one message cannot be sent, none is."""
+        """Send and commit; where one message cannot be sent, none is. Failures that are not permanent are those of whole topics."""
 
 
 class Flights(Outbox, Protocol):
     """An outbox that notes flights."""
 
     def fly(self, asked: Asked) -> Flight | None:
-        """The flight that is not settled, or else a new one, noted; None where nothing waits."""
+        """The flight that is not settled, or else a new one; None where nothing waits. Either way it is noted that it is ours now."""
 
     def land(self, flight: Flight) -> None:
         """It was committed: its messages are sent."""
 
     def ground(self, flight: Flight, dead: Failed | None) -> None:
-        """It was not committed and will not be: its messages wait again, but for one that is dead."""
+        """It was not committed and will not be: its messages wait again, but for one that is dead.
+
+        Nothing happens if somebody got the flight after us, for they may have committed it.
+        """
 
 
 class ExactlyOnce(Dispatcher):
     """Sends the messages of one outbox in transactions of the broker: readers of committed messages see each of them once.
 
     Args:
-        as `Dispatcher`; there is no `patience`: a message that the broker refuses is dead at once.
+        as `Dispatcher`; there is no `patience`: a message that the broker refuses is dead at once, and an outage is met with the default.
     """
 
     def __init__(
@@ -75,23 +80,59 @@ class ExactlyOnce(Dispatcher):
     ) -> None:
         super().__init__(outbox, _Nowhere(), topics=topics, blocking=blocking, limit=limit, workers=1, on_step=on_step)
         self._flights, self._broker = outbox, broker
+        self._alone: set[str] = set()  # topics that took nothing: each flies without others, until it takes something
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         self._broker.connect()  # before a flight is noted: whoever connects after us, and not before, may send it instead of us
-        flight = self._flights.fly(replace(self._asked, limit=self._limit))
+        asked, alone = self._asked_for()
+        flight = self._flights.fly(asked)
         if flight is None:
-            return None
+            self._alone -= alone
+            return Marks() if alone else None
         outcome = Outcome()
+        if not flight.fresh:
+            self._broker.connect(anew=True)  # after we got the flight: who had it before us cannot commit it when we take it back
         if flight.fresh or not self._broker.has(flight):
             self._on_step("send")
             outcome = self._broker.send(flight)
         self._on_step("sent")
-        if outcome.failed:
+        if any(failure.permanent for failure in outcome.failed.values()):
             return self._grounded(flight, outcome)
+        if outcome.failed:
+            return self._without_topics(flight, outcome)
         self._flights.land(flight)
-        self._limit = min(self._asked.limit, 2 * self._limit)
+        self._taken({message.topic for message in flight.messages})
         self._on_step("marked")
         return Marks(sent=[m.number for m in flight.messages])
+
+    def _asked_for(self) -> tuple[Asked, set[str]]:
+        """What to fly next, and the topic that flies alone, if one does."""
+        asked = self._asked_now()
+        alone = set(sorted(self._alone - asked.resting_topics)[:1])
+        return (replace(asked, topics=tuple(alone)) if alone else asked), alone
+
+    def _taken(self, topics: set[str]) -> None:
+        self._limit = min(self._asked.limit, 2 * self._limit)
+        self._alone -= topics
+        self._resting.back(topics)
+
+    def _without_topics(self, flight: Flight, outcome: Outcome) -> Marks:
+        """Where no message is at fault its topic is: it rests, and others go. Of several topics each is tried alone first.
+
+        Raises:
+            TookNothing: a single topic is at fault.
+
+        Crash: as `Flights.ground`.
+        """
+        self._flights.ground(flight, None)
+        topics = {flight.messages[place].topic for place in outcome.failed}
+        self._alone |= topics.intersection(self._asked.topics) if self._asked.topics else topics
+        if len(topics) > 1:
+            return Marks()
+        wait, why = self._resting.rest_topics(topics, self.patience.wait), next(iter(outcome.failed.values()))
+        error = DestinationUnavailable(f"The broker takes nothing for topic {min(topics)!r}: {why.error_type}: {why.error_message}.")
+        log.warning("outbox: %s Again in %.1f s", error, wait)
+        raise TookNothing(error)
 
     def _grounded(self, flight: Flight, outcome: Outcome) -> Marks:
         """A broker refuses batches: unless it is plain which message it meant, the next flights are smaller."""

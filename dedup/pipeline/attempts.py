@@ -215,14 +215,15 @@ class Attempts:
 
     def _run(self, rows: Ints) -> None:
         """One run of the handler: all of it counts, or nothing."""
-        tx = Tx(self.batch.frames, self.settled.index, rows, self.transaction, self.order.lanes(rows))
+        index = self.settled.index
+        tx = Tx(self.batch.frames, index, rows, self.transaction, self.order.lanes(rows))
         if self.marker.careful or len(rows) == len(self._new):
             self.marker.mark(rows)
         self.on_step("handler")
         limit = limited(self.on_failure.seconds_of_handler, f"{self._head.consumer}: a run of the handler", self._blame)
         with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner), self.batch.frames.answering():
             try:
-                refuse_answer(self.handler(self.batch.frame(self.settled.index.order[rows]), tx))  # type: ignore[func-returns-value]
+                refuse_answer(self.handler(self.batch.frame(index.order[index.arrived(rows)]), tx))  # type: ignore[func-returns-value]
             except BaseException as left:
                 refuse_unknown_name(left, tx)
                 if _is_of_the_handler_alone(left):

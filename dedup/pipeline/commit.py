@@ -24,9 +24,10 @@ from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Checkpoint, Claim, Head, Run, Topic
 from checkpoint.position import KEY_ONLY, Ints, Partition
+from checkpoint.records import RecordFilter
 from deadletter.crashes import CrashMarker, untried
 from deadletter.failure import clean
-from deadletter.letter import Kind, Status
+from deadletter.letter import Action, Kind, Status
 from deadletter.parked import ParkedGroup, groups_of, tell_parked
 from deadletter.policy import OwnPolicy, Used
 from deadletter.selection import Selection
@@ -343,7 +344,7 @@ def _explained(rows: Ints, content: pa.Table, decoder: Decoder) -> dict[int, Und
 def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
     """The handler will be given these rows, unless another transaction commits one of their keys before us."""
     settled = planning.settle(sifted, known, "duplicate")
-    chunk.batch.expect(settled.index.order[settled.new])
+    chunk.batch.expect(settled.index.order[settled.index.arrived(settled.new)])
 
 
 def _check_assumptions(assumed: Head, head: Head) -> None:
@@ -388,16 +389,18 @@ def refuse_other_events(chunk: Chunk, sifted: Sifted, transaction: Transaction, 
     if head.floors:
         _check_purged(chunk, sifted, head)
     if sifted.replayed.any():
-        _check_redeliveries(sifted, transaction, store, head, on_conflict)
+        _check_redeliveries(chunk, sifted, transaction, store, on_conflict)
 
 
-def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, head: Head, on_conflict: OnKeyConflict) -> None:
-    known = transaction.known(sifted.recheck)
+def _check_redeliveries(chunk: Chunk, sifted: Sifted, transaction: Transaction, store: Store, on_conflict: OnKeyConflict) -> None:
+    head, known = transaction.head, transaction.known(sifted.recheck)
     rows = planning.suspects(sifted, known, compare_payload=on_conflict != "duplicate")
     if len(rows):
-        parts = [(p, sifted.index.numbers[mine]) for p, r in sifted.index.by_partition() if len(mine := np.intersect1d(r, rows))]
-        spans = [Selection(head.consumer, *p, first=int(n.min()), last=int(n.max()), limit=None) for p, n in parts]
-        rows = planning.unexplained(sifted.index, rows, pa.concat_tables([store.letters(s) for s in spans]), head)
+        spans = [Selection(head.consumer, *p, first=first, last=last, limit=None) for p, first, last in _spans(sifted.index, rows)]
+        letters = pa.concat_tables([store.letters(span) for span in spans])
+        rows = planning.unexplained(sifted.index, rows, letters, head, partial(_edited, store))
+    if len(rows) and head.floors:
+        rows = np.setdiff1d(rows, _purged_duplicates(chunk, sifted, rows, known, store, head))
     if len(rows):
         given_up = Selection(head.consumer, statuses=(Status.DISCARDED, Status.LOST), limit=None)
         freed = store.letters(given_up, ["key", "payload_hash", "holds_key"])
@@ -405,20 +408,49 @@ def _check_redeliveries(sifted: Sifted, transaction: Transaction, store: Store, 
         planning.check_redeliveries(sifted.index, rows, freed.select(KEYS.names).cast(KEYS), head)
 
 
-def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
-    """Below a purge nothing is left to compare a redelivery with but time: in one incarnation it is not younger than the checkpoint.
+def _spans(index: Index, rows: Ints) -> Iterator[tuple[Partition, int, int]]:
+    """Each partition that has some of these rows, with the lowest and the highest position of them."""
+    for partition, mine in index.by_partition():
+        if len(here := np.intersect1d(mine, rows)):
+            yield partition, int(index.numbers[here].min()), int(index.numbers[here].max())
 
-    That is so of the broker's clock alone: what producers say comes in any order, and proves nothing.
-    """
+
+def _edited(store: Store, ids: list[str]) -> set[str]:
+    """Which of these letters have had another body, or another key."""
+    history = store.history(*ids)  # of no letters: nothing
+    return set(history.filter(pc.equal(history["action"], Action.EDITED.value))["letter_id"].to_pylist())
+
+
+def _purged_duplicates(chunk: Chunk, sifted: Sifted, rows: Ints, known: pa.Table, store: Store, head: Head) -> Ints:
+    """Those of the suspects that were duplicates of what a purge has taken. Raises IncarnationChanged where their time says otherwise."""
+    filters = [RecordFilter(partition=partition, first=first, last=last) for partition, first, last in _spans(sifted.index, rows)]
+    records = pa.concat_tables([store.batches(head.consumer, each) for each in filters])
+    found = planning.purged_duplicates(sifted, rows, known, records, head)
+    for partition, mine in sifted.index.by_partition():
+        _refuse_younger(chunk, sifted.index, partition, np.intersect1d(mine, found), head)
+    return found
+
+
+def _check_purged(chunk: Chunk, sifted: Sifted, head: Head) -> None:
+    """Below a purge nothing is left to compare a redelivery with but time."""
     index = sifted.index
     for partition, rows in index.by_partition():
-        point, floor = head.checkpoints.get(partition), head.floors.get(partition)
-        if point is None or not point.log_time or point.enqueued_time is None or floor is None:
-            continue
-        old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)][:SAMPLE]
-        oldest = pc.min(_log_times(chunk.batch.content(index.order[old]))).as_py() if len(old) else None
-        if oldest is not None and oldest > point.enqueued_time:
-            planning.refuse_incarnation(index, old.tolist(), head)
+        if (floor := head.floors.get(partition)) is not None:
+            old = rows[(sifted.state[rows] == planning.REDELIVERED) & (index.numbers[rows] <= floor)]
+            _refuse_younger(chunk, index, partition, old, head)
+
+
+def _refuse_younger(chunk: Chunk, index: Index, partition: Partition, rows: Ints, head: Head) -> None:
+    """Raise IncarnationChanged for rows of decided positions that came into the log behind the checkpoint, which is so in another life.
+
+    The broker's clock alone tells: what producers say comes in any order, and proves nothing.
+    """
+    point, some = head.checkpoints.get(partition), rows[:SAMPLE]
+    if point is None or not point.log_time or point.enqueued_time is None or not len(some):
+        return
+    oldest = pc.min(_log_times(chunk.batch.content(index.order[some]))).as_py()
+    if oldest is not None and oldest > point.enqueued_time:
+        planning.refuse_incarnation(index, some.tolist(), head)
 
 
 def _log_times(content: pa.Table) -> pa.ChunkedArray:

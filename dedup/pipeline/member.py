@@ -143,14 +143,15 @@ class Member:
         assignment = Assignment(
             claim, CrashMarker(lambda: None, lambda _: None), life=_life(head, partition), reached=_point(head, partition)
         )
-        kept = json.loads(store.crash_marker(self.name, claim.scope) or "{}")
+        kept = _of_life(json.loads(store.crash_marker(self.name, claim.scope) or "{}"), assignment.life)
         if "span" in kept:  # one without is of a slice of Spark's, whose batches are others
             assignment.hold = kept["span"][1]
         assignment.marker = CrashMarker(lambda: kept.get("marker"), lambda text: self._keep(assignment, text))
         return assignment
 
     def _keep(self, assignment: Assignment, marker: str | None) -> None:
-        self.job.store.set_crash_marker(self.name, json.dumps({"span": assignment.span, "marker": marker}), assignment.claim.scope)
+        note = {"span": assignment.span, "life": assignment.life, "marker": marker}
+        self.job.store.set_crash_marker(self.name, json.dumps(note), assignment.claim.scope)
 
     def process(self, assignment: Assignment, events: pa.Table) -> Report:
         """Make the effect of these events of one partition true, once; returns what became of them.
@@ -237,6 +238,17 @@ class Member:
 def _point(head: Head, partition: Partition) -> int:
     found = head.checkpoints.get(partition)
     return -1 if found is None else found.sequence_number
+
+
+FIRST_LIFE = [0, 0, 0]
+"""What `_life` says until a person begins the state or the topic anew."""
+
+
+def _of_life(kept: dict[str, Any], life: tuple[Any, ...]) -> dict[str, Any]:
+    """The note of what a process was trying, if that was in this life: positions of another one may never come, or not for long."""
+    # Older versions noted no life. Such a note is surely of this one only where there was no other. Elsewhere it is dropped: that costs
+    # the count of deaths in one batch, and a hold by mistake would stop the partition for good.
+    return kept if kept.get("life", FIRST_LIFE) == list(life) else {}
 
 
 def _life(head: Head, partition: Partition) -> tuple[Any, ...]:

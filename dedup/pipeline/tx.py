@@ -107,7 +107,7 @@ class Tx:
         """Insert or update by key: afterwards the sink holds the last row of each key.
 
         Of two rows of one key in a batch the last by position counts, where the rows have their position columns, else the last in
-        their order; with `newer_by` the one with the greatest value. Position columns that the sink does not have are left out.
+        their order; with `newer_by` the first one with the greatest value. Position columns that the sink does not have are left out.
 
         Args:
             rows: DataFrame, Arrow table, dict or list of dicts.
@@ -252,8 +252,8 @@ class Tx:
         return self.wrote or self._asked
 
     def in_order(self, rows: pa.Table) -> pa.Table:
-        """The handler's rows in the order of their positions, where Spark may have kept none."""
-        found = self._index.locate(rows.select(list(POSITION)))
+        """The handler's rows in the order of their positions, or as they came, where Spark may have kept none."""
+        found = self._index.arrival(self._index.locate(rows.select(list(POSITION))))
         return rows if bool((found[1:] > found[:-1]).all()) else rows.take(pa.array(np.argsort(found, kind="stable")))
 
     def returns(self, rows: Any, table: str, authors: list[Any] | None = None) -> None:

@@ -20,6 +20,7 @@ from checkpoint.errors import ConfigError, StoreError
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements, fill, quoted
 from deadletter.letter import ERASED, GROUPS, HISTORY, LETTERS, SEQUENCES, Status
+from deadletter.plans import parked_again
 from deadletter.selection import Selection
 from deadletter.store import Change, Erase, Free, Note, Park
 from dedup.postgres import keys, wire
@@ -91,7 +92,7 @@ _NAMES_AS_BYTES = """case when strpos(array_to_string(d.property_names, ''), chr
 
 
 def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> None:
-    """Keep the letters that are not kept yet, and their history. Raises StoreError if the table does not take them all.
+    """Keep these letters and their history; those that are there are opened again or left. Raises StoreError if rows are missing.
 
     Crash: undone with the transaction.
     """
@@ -99,17 +100,18 @@ def park(connection: Connection, sql: Statements, step: Park, consumer: str) -> 
         with connection.transaction():
             _copy_letters(connection, sql, step.letters)
     except psycopg.errors.UniqueViolation:  # which is rare: asking first would cost every flood a look at each letter
-        step = _not_kept(connection, sql, step)
+        step, again = parked_again(step, _there(connection, sql, step.letters["id"]))
         _copy_letters(connection, sql, step.letters)
+        if again is not None:
+            change(connection, sql, again, consumer)
     _copy(connection, sql, "letter_history", _kept(_clean(step.history), charset_of(connection)))
     parked(connection, sql, step.letters, consumer)
 
 
-def _not_kept(connection: Connection, sql: Statements, step: Park) -> Park:
-    there = {row[0] for row in connection.execute(sql["parked"], {"ids": step.letters["id"].to_pylist()})}
-    kept = pa.array(sorted(there), pa.string())
-    letters = step.letters.filter(pc.invert(pc.is_in(step.letters["id"], value_set=kept)))
-    return Park(letters, step.history.filter(pc.invert(pc.is_in(step.history["letter_id"], value_set=kept))))
+def _there(connection: Connection, sql: Statements, ids: pa.ChunkedArray) -> pa.Table:
+    """Id, key and holds_key of those of these letters that are kept."""
+    rows = _run(connection, sql["parked"], {"ids": ids.to_pylist()})
+    return _table(rows, pa.schema([LETTERS.field(name) for name in ("id", "key", "holds_key")]), None)
 
 
 def note(connection: Connection, sql: Statements, step: Note) -> None:

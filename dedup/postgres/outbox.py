@@ -154,9 +154,9 @@ class PgOutbox:
             yield PgTurn(connection, self._sql, *taken)
 
     def fly(self, asked: Asked) -> Flight | None:
-        """The flight that is not settled, or else a new one, noted; None where nothing waits.
+        """The flight that is not settled, or else a new one, noted; None where nothing waits. Either is counted.
 
-        Crash: it is noted or not.
+        Crash: it is noted and counted, or not.
         """
         with self._transaction("Noting messages to send") as connection:
             counted = self._all(connection, "outbox_flight")
@@ -165,14 +165,16 @@ class PgOutbox:
             number = int(counted[0][0])
             flying = self._messages(self._all(connection, "outbox_flying"))
             if flying:
+                left = int(self._all(connection, "outbox_flying_number")[0][0])
+                self._all(connection, "outbox_fly", places="{}", flight=number + 1)  # who had it before us does not take it back any more
                 connection.execute("commit")
-                return Flight(number, [message for message, _ in flying], fresh=False)
+                return Flight(left, [message for message, _ in flying], fresh=False, count=number + 1)
             taken = self._first(connection, asked, whole=True)[0][: asked.limit]
             if taken:
                 places = "{" + ",".join(f'"{place}"' for _, place in taken) + "}"
                 self._all(connection, "outbox_fly", places=places, flight=number + 1)
             connection.execute("commit")
-        return Flight(number + 1, [message for message, _ in taken], fresh=True) if taken else None
+        return Flight(number + 1, [message for message, _ in taken], fresh=True, count=number + 1) if taken else None
 
     def land(self, flight: Flight) -> None:
         """Its messages are sent.
@@ -183,11 +185,14 @@ class PgOutbox:
             self._all(connection, "outbox_land", flight=flight.number)
 
     def ground(self, flight: Flight, dead: Failed | None) -> None:
-        """Its messages wait again, but for one that is dead.
+        """Its messages wait again, but for one that is dead. Nothing happens if somebody got the flight after us: they may have sent it.
 
         Crash: all of it, or nothing.
         """
         with self._transaction("Taking messages back") as connection:
+            counted = self._all(connection, "outbox_flight")
+            if not counted or int(counted[0][0]) != flight.count:
+                return
             grounded = {row[0] for row in self._all(connection, "outbox_ground", flight=flight.number)}
             if dead is not None and dead.number in grounded:  # else another dispatcher has settled it, and somebody decided since
                 connection.execute(self._sql["outbox_failed"], {"state": int(State.DEAD), **failures([dead])})

@@ -161,7 +161,9 @@ class PgUpkeepTurn:
 
     def _common(self, connection: Connection) -> Any:
         """The longest retention, the time that it goes back to, and the consumers that have told none."""
-        return connection.execute(self._sql["common_retention"], {}).fetchone()
+        row = connection.execute(self._sql["common_retention"], {}).fetchone()
+        assert row is not None
+        return None if row[0] is None else dt.timedelta(seconds=row[0]), *row[1:]
 
     def _cleared(self, connection: Connection) -> Iterator[str]:
         """What a purge leaves, also one that somebody else has begun."""

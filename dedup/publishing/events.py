@@ -25,6 +25,9 @@ GATEWAY = -1
 LONGEST_ID = 512
 """Characters of an id or a key."""
 
+LARGEST = 2**63 - 1
+"""A whole number that is a property is sent as 64 bits."""
+
 Property = str | int | float | bool
 
 
@@ -68,6 +71,8 @@ def _check_property(name: str, value: object) -> None:
         raise ConfigError(f"The property {name!r} of an event is reserved: dedup sets {', '.join(RESERVED)}. Give the message id as id=.")
     if not isinstance(value, Property):
         raise ConfigError(f"The property {name!r} of an event is a {type(value).__name__}; give text, a number or a bool.")
+    if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
+        raise ConfigError(f"The property {name!r} of an event does not fit into 64 bits, as whole numbers are sent; give it as text.")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from checkpoint import given
-from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreRestored, StoreUnavailable
+from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreError, StoreRestored, StoreUnavailable
 from dedup.core.settings import PUBLISHER
 from dedup.publishing.events import GATEWAY, OutgoingEvent, Sender, Stored, check_text, pages, payload_hash, spread, stored
 from dedup.publishing.lanes import Lanes, PublisherLimits
@@ -202,19 +202,37 @@ class Publisher:
 
     def _wait_for(self, id: str, publisher: int) -> None:
         """Until the group that stored this id has sent it; if its process is gone, send what it left."""
-        end, state = time.monotonic() + self._limits.max_outage, self._lanes.state
+        end, state, why = time.monotonic() + self._limits.max_outage, self._lanes.state, None
         while not self._known([id])[id].confirmed:
             name = state.name_of(publisher)
-            if state.is_gone(publisher):
-                other = Lanes(name, _state_of(self._store), self._to, self._limits)
-                other.catch_up()
-                other.give_back()
-            elif time.monotonic() > end:
+            if state.is_gone(publisher) and (why := self._send_left(name)) is None:
+                continue
+            if time.monotonic() > end:
                 raise NotConfirmed(
                     f"Id {id!r} was stored by producer group {name!r}, which has not sent it yet and may be alive. Try again."
-                )
-            else:
-                time.sleep(POLL_SECONDS)
+                ) from why
+            time.sleep(POLL_SECONDS)
+
+    def _send_left(self, group: str) -> Fenced | StoreRestored | None:
+        """Send what a group that is gone has left, and give the group up, whatever happens: its owner would look alive as long as we live.
+
+        Return why it could not go on as the owner of that group. That ends nothing of ours: the group has another owner now, or gets one.
+
+        Raises: as Lanes.catch_up.
+
+        Crash: as Lanes.catch_up; the next one that asks sees that this process has ended.
+        """
+        other = Lanes(group, _state_of(self._store), self._to, self._limits)
+        try:
+            other.catch_up()
+        except BaseException as error:
+            with contextlib.suppress(StoreError):  # the first error says more
+                other.give_back()
+            if isinstance(error, Fenced | StoreRestored):
+                return error
+            raise
+        other.give_back()
+        return None
 
     def _numbered(self, events: Sequence[OutgoingEvent]) -> dict[int, list[Stored]]:
         """partition -> its events, with their numbers. Raises ConfigError for one that cannot be sent."""

@@ -129,7 +129,7 @@ _OTHERS = (".csv", ".tsv", ".txt", ".xlsx", ".avro", ".orc")
 def _guessed(name: object) -> Format:
     if str(name).lower().endswith(_OTHERS):
         raise ConfigError(f"{name} does not end in .jsonl or .parquet, the formats of exported letters. Rename it, or say --format jsonl.")
-    return "parquet" if str(name).endswith(".parquet") else "jsonl"
+    return "parquet" if str(name).lower().endswith(".parquet") else "jsonl"
 
 
 @dataclass
@@ -327,7 +327,7 @@ def check_itself(letter: Mapping[str, Any]) -> None:
 
 
 def _check_id(letter: Mapping[str, Any]) -> None:
-    if letter["sequence_number"] < 0:  # key-only: it follows from the key that was there when it was parked, or from its delivery
+    if letter["sequence_number"] < 0:  # key-only: it follows from its delivery, and from the key and the decision of then
         return
     names = ("consumer", "generation", "source", "topic", "incarnation", "partition", "sequence_number", "part")
     if letter["id"] != letter_id(*(letter[name] for name in names)):

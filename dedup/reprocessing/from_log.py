@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -21,7 +21,7 @@ from checkpoint import guards
 from checkpoint.errors import ConfigError, DedupError, IncarnationChanged, PositionsMissing, SourceUnavailable, StoreError, command
 from checkpoint.head import Head, Run
 from checkpoint.position import KEY_ONLY, LAST, Partition, Range, Ranges
-from checkpoint.records import RecordFilter
+from checkpoint.records import RecordFilter, union
 from deadletter import hiding
 from deadletter.outage import with_replanning
 from deadletter.parked import ParkedGroup, tell_parked
@@ -335,15 +335,15 @@ def coverage(store: Store, head: Head, partition: Partition, selection: Selectio
     """
     life = head.incarnations.get((partition.source, partition.topic), 0)
     mine = [b for b in store.batches(head.consumer, _window(partition, selection)).to_pylist() if _is_letter_of(b, partition, life, head)]
-    seen = _union(mine, "seen")
+    seen = union(mine, "seen")
     lowest = seen.items[0].first if seen.items else head.passed.get(partition, -1) + 1
     first = lowest if selection.first is None else selection.first
     last = min(LAST if selection.last is None else selection.last, head.checkpoints[partition].sequence_number)
     asked = Ranges.of([Range(first, last)]) if first <= last else Ranges()
-    duplicates, skipped = _union(mine, "duplicates") & asked, _union(mine, "skipped") & asked
+    duplicates, skipped = union(mine, "duplicates") & asked, union(mine, "skipped") & asked
     lettered = _lettered(store, head, partition, life, first, last) & asked
     processed = (seen & asked) - duplicates - skipped - lettered
-    forgotten = _union([b for b in mine if b["batch_id"] == MERGED], "seen") & asked
+    forgotten = union([b for b in mine if b["batch_id"] == MERGED], "seen") & asked
     return Coverage(partition, asked, processed, lettered, duplicates, skipped, asked - seen, forgotten)
 
 
@@ -357,10 +357,6 @@ def _window(partition: Partition, selection: Selection) -> RecordFilter:
 def _is_letter_of(batch: dict[str, Any], partition: Partition, life: int, head: Head) -> bool:
     where = Partition(batch["source"], batch["topic"], batch["partition"])
     return where == partition and batch["incarnation"] == life and batch["generation"] >= head.keyspace
-
-
-def _union(batches: Iterable[dict[str, Any]], name: str) -> Ranges:
-    return Ranges.of((r["first"], r["last"]) for batch in batches for r in batch[name])
 
 
 def _lettered(store: Store, head: Head, partition: Partition, life: int, first: int, last: int) -> Ranges:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,32 +23,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoint import given
-from checkpoint.errors import ConfigError, LettersUnread, Refused, ReprocessStopped
+from checkpoint.errors import ConfigError, LettersUnread, ReprocessStopped
 from checkpoint.head import Run
-from checkpoint.position import Bools, Ints
 from deadletter import hiding, plans
-from deadletter.letter import Action, Kind, Status, is_erased
+from deadletter.letter import Action, Kind, Status
 from deadletter.outage import with_replanning
 from deadletter.plans import history, was_given
 from deadletter.selection import Selection
-from deadletter.store import KEYS, Change, Commit, Free
+from deadletter.store import Change, Commit, Free
 from deadletter.work import known
 from dedup.consumer import Consumer, open_batch
-from dedup.core import planning
-from dedup.core.envelope import ENVELOPE, POSITION
-from dedup.core.index import Index, first_of_each_key
-from dedup.core.keys import LETTER, SEQUENCE, key_words
+from dedup.core.index import Index
+from dedup.core.keys import LETTER
 from dedup.core.letters import letter_rows
-from dedup.core.planning import DUPLICATE, NEW, NO_KEY, UNDECODABLE, WAITING, OnKeyConflict, Order, Settled, Sifted
+from dedup.core.planning import DUPLICATE, WAITING, Order, Settled
 from dedup.core.rows import frame_of, picked
 from dedup.core.steps import Step
 from dedup.core.store import Store, Transaction
-from dedup.decode.prepare import Prepare
 from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
-from dedup.reprocessing.files import Unproven, refuse_own
+from dedup.reprocessing.events import as_they_came, events_of, held_keys, kept_order, refuse_erased, restored, settle_held, sift_asked
 from dedup.reprocessing.from_log import WholeEvent, coverage, fill, matching, no_reader, read_bodies
 from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions, Unread
 from dedup.reprocessing.outcomes import Tried, change_of, first_failure, succeeded
@@ -69,8 +65,6 @@ GONE = "The log does not have the event any more. Leave it out, or record it as 
 
 TOLD = 10
 """Letters of one reason, and reasons, that a message names."""
-
-_NAMES = {"key": "event_key"}
 
 
 def reprocess(
@@ -121,7 +115,7 @@ def reprocess(
     if unsent.is_meant(selection):
         return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
     if selection.ids:
-        _refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))
+        refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))
     head = consumer.known_head()
     report = Reprocessed(dry_run=dry_run)
     if from_log:
@@ -176,6 +170,7 @@ class _Reprocess:
         self.job, self.spark, self.options, self.report = job, spark, options, report
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()
+        self.passed: set[str] = set()
         self.closed: dict[str, str] = {}  # letters of the page that cannot be opened, and why
         self.started = time.monotonic()
 
@@ -185,16 +180,21 @@ class _Reprocess:
             self._run_with_followers(page)
 
     def _run_with_followers(self, page: pa.Table) -> None:
+        released: set[bytes] | None = None  # sequences of which a letter passed, and whose next ones were not tried yet
         while (page := page.slice(0, self._room())).num_rows:
-            before = self.report.reprocessed + self.report.duplicates
             for start in range(0, page.num_rows, self.options.at_once):
                 for part in alike(page.slice(start, self.options.at_once)):
                     self._run(part)
                 self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
                 self._pause()
-            sequences = tuple({s for s in page["sequence"].to_pylist() if s is not None})
-            released = self.report.reprocessed + self.report.duplicates > before
-            page = self._followers(sequences) if sequences and released else page.slice(0, 0)
+            # Of the selected letters any may stand first; of those behind one that passed, what was not run holds up all others.
+            released = self._sequences(page, passed=True) if released is None else released - self._sequences(page, passed=False)
+            page = self._followers(tuple(released)) if released else page.slice(0, 0)
+
+    def _sequences(self, page: pa.Table, *, passed: bool) -> set[bytes]:
+        """The sequences in which a letter of the page has passed, or has not."""
+        pairs = zip(page["id"].to_pylist(), page["sequence"].to_pylist(), strict=True)
+        return {s for letter, s in pairs if s is not None and (letter in self.passed) == passed}
 
     def _room(self) -> int:
         """Letters that may still be run."""
@@ -227,6 +227,7 @@ class _Reprocess:
         self._note_unread(page, self.closed)
         page = self._not_done(page)
         self.done.update(ids)
+        self.passed.update(letter for letter, state in states.items() if succeeded(state))
         self._count(page, states, lost)
 
     def _not_done(self, letters: pa.Table) -> pa.Table:
@@ -280,7 +281,7 @@ class _Reprocess:
             held = held_keys(index, ids, letters, self._given_keys(index, ids, letters))
             sifted = sift_asked(held)
             settled, won = settle_held(held, sifted, transaction.reserve(sifted.reserve), job.policy.on_key_conflict)
-            settled, why = self._handle(rows, settled, transaction)
+            settled, why = self._handle(rows, settled, kept_order(letters, ids), transaction)
             texts = [content["_key_text"][int(row)].as_py() for row in index.order]
         by_id = {letter["id"]: letter for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist()}
         redact = job.policy.on_failure.redact
@@ -288,10 +289,8 @@ class _Reprocess:
         change = change_of(tried, self.options.by, self.options.reason, dt.datetime.now(dt.UTC))
         return change, {letter: tried.state(row) for row, letter in enumerate(ids)}
 
-    def _handle(self, rows: EvaluatedBatch, settled: Settled, transaction: Transaction) -> tuple[Settled, Any]:
-        job, columns = self.job, rows.index.column_names
-        sequences = rows.index[SEQUENCE[0]].take(pa.array(settled.index.order)) if SEQUENCE[0] in columns else None
-        order = Order(sequences, len(settled.index))
+    def _handle(self, rows: EvaluatedBatch, settled: Settled, order: Order, transaction: Transaction) -> tuple[Settled, Any]:
+        job = self.job
         order.block_behind(letter_rows(settled))
         chunk = commit.Chunk(rows, settled.index, Run("reprocess", 0), transaction.head)
         policy = job.policy.unwatched()
@@ -466,140 +465,3 @@ def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: Repr
     firsts = [first_failure(row) for row in rows if row["attempts"] == 1]
     entries = [{**done, "letter_id": row["id"], "reserved": -len(keys.get(row["id"], ()))} for row in rows]
     return [Change(changed, history([*firsts, *entries])), Free(pa.table({"key": pa.array(held, pa.binary(16))}))]
-
-
-def restored(
-    letters: pa.Table, whole: Mapping[str, WholeEvent], redact: hiding.Redact | None, lost: Collection[str]
-) -> tuple[pa.Table, dict[str, str]]:
-    """These letters with the contents of their events: sealed ones are opened, masked and cut ones get what the log has.
-
-    Args:
-        whole: of letters that keep only a part of their events.
-        lost: letters that have no event any more, and need none.
-
-    Returns:
-        The letters without those that cannot be run; and why, by id.
-    """
-    letters, why = hiding.open_letters(letters, redact, lost)
-    masked, changes = hiding.marks(letters), dict[int, dict[str, Any]]()
-    cut = letters["body_sha256"].is_valid().to_pylist()  # else somebody has given it a whole body since
-    for row, id in enumerate(letters["id"].to_pylist()):
-        if id in lost or not (cut[row] and (row in masked or id in whole)):
-            continue
-        try:
-            changes[row] = _from_log(letters.slice(row, 1).to_pylist()[0], masked.get(row), whole.get(id))
-        except Refused as error:
-            why[id] = str(error)
-    closed = pc.is_in(letters["id"], value_set=pa.array(list(why), pa.string()))
-    return hiding.with_contents(letters, changes).filter(pc.invert(closed)), why
-
-
-def _from_log(letter: Mapping[str, Any], mark: hiding.HiddenMark | None, event: WholeEvent | None) -> dict[str, Any]:
-    if event is None:
-        raise Refused("It was changed meanwhile. Call again.")
-    if mark is None:
-        return {**{name: letter[name] for name in ("properties", "extras")}, "body": event.body}
-    return hiding.unmasked(letter, mark, vars(event))
-
-
-def events_of(letters: pa.Table, *, positions: bool) -> pa.Table:
-    """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
-
-    Args:
-        letters: with whole contents, as `restored` makes them.
-        positions: False leaves the position columns out: the key-only mode.
-
-    Raises:
-        ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
-        Refused: the contents of a letter were erased, or are hidden.
-    """
-    _refuse_erased(letters)
-    hiding.refuse_hidden(letters)
-    names = [name for name in ENVELOPE.names if positions or name not in POSITION]
-    columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
-    events = pa.table({**columns, LETTER: letters["id"]})
-    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
-    return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
-
-
-def _refuse_erased(letters: pa.Table) -> None:
-    """No handler takes a letter without its contents for an event: whoever names one is told, and nobody can open one."""
-    for letter in letters.filter(is_erased(letters))["id"].to_pylist():
-        raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Leave it out.")
-
-
-def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:
-    if not any(kept):
-        return None
-    for letter, one in zip(ids, kept, strict=True):
-        if one:
-            _refuse_own(letter, pa.ipc.open_stream(one).schema.names)
-    tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
-    empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
-    nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
-    whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="permissive")
-    return dict(zip(whole.column_names, whole.columns, strict=True))
-
-
-def _refuse_own(letter: str, names: Sequence[str]) -> None:
-    try:
-        refuse_own(names)
-    except Unproven as error:
-        raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
-
-
-def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:
-    """The preparation for events that have the envelope's own names already, in the incarnation they were parked in."""
-    return replace(prepare, columns="auto", source=None, part=None, incarnations=dict(incarnations))
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """The letters of an index's rows, and the keys they hold."""
-
-    index: Index  # with the keys that count: held ones where a letter holds one
-    letters: Sequence[str]  # id of each row
-    asked: Bools  # rows whose key is not held by their letter: it has to be reserved
-
-
-def held_keys(index: Index, ids: Sequence[str], letters: pa.Table, explicit: Bools) -> Held:
-    """Which key counts for each row: the one its letter holds, unless an edit of the body made another one of it.
-
-    Args:
-        index: as computed from the events.
-        ids: letter of each row.
-        letters: LETTERS, any order.
-        explicit: rows whose letter holds a key that a person gave.
-    """
-    place = {letter: i for i, letter in enumerate(letters["id"].to_pylist())}
-    mine = picked(letters.select(["holds_key", "key"]), np.array([place[letter] for letter in ids], dtype=np.int64))
-    holds = mine["holds_key"].to_numpy(zero_copy_only=False).astype(bool)
-    high, low = key_words(mine["key"])
-    same = (high == index.high) & (low == index.low) & ~index.no_key
-    stays = holds & (same | explicit | index.no_key | index.undecodable)
-    found = replace(index, high=np.where(stays, high, index.high), low=np.where(stays, low, index.low), no_key=index.no_key & ~stays)
-    return Held(found, list(ids), ~stays)
-
-
-def sift_asked(held: Held) -> Sifted:
-    """The rows whose keys have to be reserved, as a chunk of their own."""
-    index = held.index.only(np.flatnonzero(held.asked))
-    state = np.zeros(len(index), dtype=np.int8)
-    state[index.undecodable] = UNDECODABLE
-    state[~index.undecodable & index.no_key] = NO_KEY
-    nothing = np.zeros(len(index), dtype=bool)
-    return Sifted(index, state, nothing, first_of_each_key(index, state == NEW), nothing, KEYS.empty_table())
-
-
-def settle_held(held: Held, sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> tuple[Settled, Ints]:
-    """The whole chunk after its keys were judged, and the rows that won a key that was not reserved before.
-
-    Args:
-        known: what `reserve` returned for `sifted.reserve`.
-    """
-    asked = planning.settle(sifted, known, "dead_letter" if on_conflict == "error" else on_conflict)
-    state = np.zeros(len(held.index), dtype=np.int8)
-    state[held.index.undecodable] = UNDECODABLE
-    rows = np.flatnonzero(held.asked)
-    state[rows] = asked.state
-    return Settled(held.index, state, np.zeros(len(held.index), dtype=bool), asked.reserved), rows[asked.state == NEW]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from checkpoint.errors import SourceUnavailable, StoreUnavailable
+from checkpoint.errors import DedupError, SourceUnavailable, StoreUnavailable
 from checkpoint.start import Ends
 from deadletter.letter import Kind
 from dedup.core.store import Store
@@ -82,7 +82,7 @@ def _lag_seconds(one: Standing) -> Iterator[Value]:
 
 
 def _letters(one: Standing) -> Iterator[Value]:
-    for kind in Kind:
+    for kind in (kind for kind in Kind if kind != Kind.UNSENT):  # those are messages of the outbox
         yield (kind,), one.letters.get(kind, 0)
 
 
@@ -194,11 +194,21 @@ class Numbers:
         with self._reading:
             try:
                 names = [self._name] if self._name else self._store.consumers()
-                looked = [look(self._store, name, self._broker, self._source) for name in names]
+                looked = [one for name in names if (one := self._look(name)) is not None]
             except (StoreUnavailable, SourceUnavailable) as error:
                 self._tell(error)
                 return {UP: [({}, 0.0)]}
         return {UP: [({}, 1.0)], **{name: list(_labelled(looked, metric)) for name, metric in METRICS.items()}}
+
+    def _look(self, name: str) -> Standing | None:
+        """One consumer; None where nothing can be told of it, as where the broker has its topic no more: the others have their numbers."""
+        try:
+            return look(self._store, name, self._broker, self._source)
+        except (StoreUnavailable, SourceUnavailable):
+            raise
+        except DedupError as error:
+            self._tell(error)
+            return None
 
 
 def _labelled(looked: Sequence[Standing], metric: Metric) -> Iterator[tuple[dict[str, str], float]]:

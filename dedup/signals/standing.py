@@ -10,11 +10,12 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import PublicationStuck, StoreRestored
+from checkpoint.errors import DedupError, StoreUnavailable
 from checkpoint.head import Head, Present
 from checkpoint.records import RecordFilter
 from checkpoint.start import Ends, Lag, lags
 from deadletter import Status
+from deadletter.letter import GROUPS
 from deadletter.selection import Selection
 from dedup.core.messages import OutboxLag
 from dedup.core.store import Store
@@ -77,10 +78,10 @@ class Standing:
 
 
 def look(store: Store, name: str, broker: Ends | None = None, source: str = "") -> Standing:
-    """Read what is to be said of one consumer. Takes no lock, and reads a bounded number of rows, however many there are."""
+    """Read what is to be said of one consumer. Takes no lock; of decisions it reads the newest, of open letters each group."""
     head = store.head(name)
-    newest = store.batches(name, RecordFilter(after=max(0, head.seq - NEWEST)))
-    groups = store.groups(Selection(name, status=Status.OPEN))
+    newest = _newest(store, head)
+    groups, damage = _open(store, name)
     return Standing(
         head,
         store.present(name),
@@ -90,11 +91,21 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
         lags=_lags(head, broker, source),
-        damage=_damage(store, name),
+        damage=damage,
         reserved_since=store.reserved_since(name),
         unpublished_since=store.unpublished_since(name),
         holds_up=name in store.holding_up(),
     )
+
+
+def _newest(store: Store, head: Head) -> pa.Table:
+    """Records of the newest decisions; of more of them, where people have decided about letters since the last batch."""
+    span = NEWEST
+    while True:
+        found = store.batches(head.consumer, RecordFilter(after=max(0, head.seq - span)))
+        if found.num_rows or span >= head.seq:
+            return found
+        span *= 8
 
 
 def _lags(head: Head, broker: Ends | None, source: str) -> list[Lag] | None:
@@ -107,12 +118,15 @@ def _by_kind(groups: pa.Table) -> dict[str, int]:
     return dict(zip(found["kind"].to_pylist(), found["letters_sum"].to_pylist(), strict=True))
 
 
-def _damage(store: Store, name: str) -> str | None:
+def _open(store: Store, name: str) -> tuple[pa.Table, str | None]:
+    """GROUPS of all open letters, or why these cannot be told, which says nothing of other consumers."""
     try:
         store.require_letters(name)
-    except (StoreRestored, PublicationStuck) as error:
-        return str(error)
-    return None
+        return store.groups(Selection(name, status=Status.OPEN, limit=None)), None
+    except StoreUnavailable:
+        raise
+    except DedupError as error:
+        return GROUPS.empty_table(), str(error)
 
 
 def rate(records: pa.Table) -> float | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dedup.core.envelope import ENVELOPE
-from dedup.core.rows import arrow_of
+from dedup.core.rows import arrow_of, table_of_dicts
 
 SOURCE, TOPIC = "testing", "events"
 
@@ -167,7 +167,7 @@ def table_of(rows: Any) -> pa.Table:
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, list):
-        return pa.Table.from_pylist(rows)
+        return table_of_dicts(rows)
     is_pandas = type(rows).__module__.split(".")[0] == "pandas"
     return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else arrow_of(rows)
 

@@ -145,10 +145,10 @@ on conflict (consumer_id, run_id) do update
 set epoch = excluded.epoch, beats = m.beats + 1, backend_pid = excluded.backend_pid, backend_start = excluded.backend_start;
 
 -- name: forget_tasks
--- Forget processes of tasks whose database sessions have ended.
+-- Forget processes of tasks whose database sessions have ended, and those behind a pooler, whose rows identify no session.
 -- Rows of their own; what fences a slice is the epoch, whoever is on record.
 delete from {schema}.member m using {schema}.consumer c
-where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and not c.joint and m.backend_pid > 0 and not exists (
+where c.id = m.consumer_id and c.name = %(consumer)s and c.epoch = %(epoch)s and not c.joint and not exists (
     select from pg_stat_activity a where a.pid = m.backend_pid and coalesce(a.backend_start, m.backend_start) = m.backend_start
 );
 
@@ -687,9 +687,11 @@ delete from {sink} t using {staged} excluded where {same} and {newer};
 drop table {staged};
 
 -- name: parked
--- Which of these letters are kept already.
+-- Which of these letters are kept already, and their keys.
 -- A letter parked by somebody else in the meantime fails the COPY, and the batch is planned again. "limit 1": one index probe each.
-select k.id from unnest(%(ids)s::text[]) k (id) cross join lateral (select from {schema}.dead_letter d where d.id = k.id limit 1) d;
+select k.id, uuid_send(d.key) as key, d.holds_key
+from unnest(%(ids)s::text[]) k (id)
+cross join lateral (select d.key, d.holds_key from {schema}.dead_letter d where d.id = k.id limit 1) d;
 
 -- name: note
 -- Count duplicates on the letters that hold these keys.
@@ -1273,9 +1275,9 @@ on conflict (consumer_id) do update set retention = excluded.retention, upkeep =
 where (r.retention, r.upkeep) is distinct from (excluded.retention, excluded.upkeep);
 
 -- name: common_retention
--- The longest retention of all consumers, the time that it goes back to by the server's clock, and the names of those that have told none.
--- One snapshot. Without a zone a day has 24 hours.
-select retention, (clock_timestamp() at time zone 'utc' - retention) at time zone 'utc', unsaid from {schema}.common_retention();
+-- The longest retention of all consumers (s), the time that it goes back to by the server's clock, and the names of those that have told none.
+-- One snapshot. Without a zone a day has 24 hours. Seconds, because no driver reads every IntervalStyle.
+select extract(epoch from retention)::float8, (clock_timestamp() at time zone 'utc' - retention) at time zone 'utc', unsaid from {schema}.common_retention();
 
 -- name: holding_up
 -- Consumers that have told no retention, while another one's own upkeep waits for that.
@@ -1918,6 +1920,12 @@ returning flight;
 select number, topic, key, id, body, header_names, header_values, attempts, ctid::text from {schema}.outbox
 where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 5
 order by number;
+
+-- name: outbox_flying_number
+-- The number of the Kafka transaction that is not settled.
+-- The number of the outbox is higher if somebody has taken that transaction over since it was noted.
+select max(flight) from {schema}.outbox
+where consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and state = 5;
 
 -- name: outbox_fly
 -- Note messages as handed to a Kafka transaction, and its number.

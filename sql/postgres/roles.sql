@@ -75,6 +75,8 @@ begin
         {schema}.drop_purged_reservations(), {schema}.merge_batches(text), {schema}.pack_reservations(bigint),
         {schema}.keep_filter(int, text, bigint, bigint, int), {schema}.keep_filter_part(int, int, bytea),
         {schema}.free_reservations(uuid[]), {schema}.begin_deletion(int, text, text), {schema}.delete_portion(int, int) to dedup_operate;
+    -- These act with the rights of the owner, too.
+    revoke execute on function {schema}.close_reservations(), {schema}.guard_transaction(uuid), {schema}.refuse_commit() from public;
     -- All that dedup_run calls, by name: a database may grant no function to everybody by default.
     grant execute on function {schema}.reservation_lock(), {schema}.close_reservations(), {schema}.filter_is_whole(int),
         {schema}.hash_in_page(bytea, bytea, uuid), {schema}.key_head(uuid), {schema}.share_reservations(), {schema}.is_reserved(int, uuid),

@@ -18,10 +18,10 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import checkpoint.aio
 from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import ConfigError, StoreUnavailable
-from fixtures.fix_postgres import run
 from kit.checkpoint_kit import END_SESSIONS, make, opened, ownership, position
 from kit.pg_help import WAITING
 from kit.pg_proxy import Proxy, proxied, until
+from kit.pg_run import run
 
 GROUP = ("name.servicebus.windows.net", "orders", "$Default")
 OURS = ["postgres", "postgres_aio"]

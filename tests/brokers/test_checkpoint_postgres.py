@@ -18,9 +18,9 @@ import checkpoint.aio
 from checkpoint import PostgresCheckpointStore, processors
 from checkpoint.errors import ConfigError, SchemaOutdated, StoreUnavailable
 from checkpoint.processors import After, Group
-from fixtures.fix_postgres import run
 from kit.checkpoint_kit import END_SESSIONS, Store, opened, ownership, position
 from kit.pg_proxy import Proxy, proxied
+from kit.pg_run import run
 
 GROUP = ("name.servicebus.windows.net", "orders", "$Default")
 KEEP = """

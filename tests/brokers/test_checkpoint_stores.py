@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from fixtures.fix_eventhubs import AnyHub, MakeHub
-from fixtures.fix_postgres import run
 from kit import checkpoint_kit
 from kit.checkpoint_kit import KINDS, Store, opened, ownership, position
 from kit.eventhubs.control import Double
+from kit.pg_run import run
 
 GROUP = ("name.servicebus.windows.net", "orders", "$Default")
 PARTITIONS = [str(number) for number in range(8)]
@@ -202,6 +202,7 @@ def test_a_checkpoint_that_comes_late(store: Store) -> None:
     assert store.checkpoints(*GROUP) == [position("0", 30 if ours else 12, GROUP)]
 
 
+@pytest.mark.fast_on("postgres")
 def test_of_processes_that_claim_at_once_one_wins(kind: str, place: str, store: Store) -> None:
     """Three processes have read the same etag and claim at the same moment: each time exactly one of them gets the partition."""
     rounds, context = 20, multiprocessing.get_context("spawn")

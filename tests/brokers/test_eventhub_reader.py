@@ -106,6 +106,7 @@ def test_positions_past_the_retention_are_named(eventhubs: Double, connection: C
         read(connection, 5, 30)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_accepted_is_logged(eventhubs: Double, connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
     """Retention at the begin, and a whole range of it."""
     eventhubs.fill(connection.hub, 0, 50)
@@ -154,6 +155,7 @@ def test_a_hub_that_is_created_anew_while_it_is_read_is_refused(eventhubs: Doubl
     reader.close()
 
 
+@pytest.mark.full
 def test_a_link_is_believed_only_once_its_hub_is_known(eventhubs: Double, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the service does not say which hub it is, nothing of a link counts; the range is read whole as soon as it does."""
     eventhubs.fill(connection.hub, 0, 50)
@@ -305,6 +307,7 @@ def test_only_exclusive_readers_are_kept(eventhubs: Double, connection: Connecti
         _until_nobody_reads(eventhubs, connection.hub)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("empty_pool")
 def test_a_reader_that_lost_its_link_while_idle_opens_another(eventhubs: Double, connection: Connection) -> None:
     """Another task of the same stream may have taken the partition in the meantime."""

@@ -19,16 +19,17 @@ import pytest
 from azure.core.credentials import AccessToken
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from checkpoint import changes
 from checkpoint.changes import accept_gap
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, PositionGap
-from checkpoint.head import Claim, Holder
+from checkpoint.head import Checkpoint, Claim, Holder
 from checkpoint.position import Partition
 from deadletter.crashes import untried
 from dedup import Consumer
 from dedup.eventhub import Connection, Namespace, rows, run_async, runner
 from dedup.eventhub.leases import FolderOwnership, Leases, owners_beside
-from dedup.eventhub.namespace import Span
-from dedup.eventhub.runner import Bounds, Gathered, Runner
+from dedup.eventhub.namespace import Hub, Span
+from dedup.eventhub.runner import Bounds, Gathered, NotClaimed, Runner
 from dedup.pipeline.member import Assignment
 from kit import runner_child
 from kit.hub_orders import Orders, checkpoints, until
@@ -259,6 +260,7 @@ def test_an_accepted_gap_ends_where_the_log_begins(place: Place, sent: Orders, m
     assert part.order.next == 20
 
 
+@pytest.mark.full
 def test_an_accepted_gap_is_closed_once_no_partition_has_one(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a person accepted counts for the gaps that there are, not for those to come."""
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.2)
@@ -270,6 +272,81 @@ def test_an_accepted_gap_is_closed_once_no_partition_has_one(place: Place, sent:
         until(lambda: not place.store().head("shop").gap_accepted, one.alive)
 
 
+def _looking(place: Place, spans: dict[int, Span], points: dict[Partition, int], monkeypatch: pytest.MonkeyPatch) -> Runner:
+    """A runner of the hub "hub" on the source "ns", whose state has these checkpoints and an accepted gap."""
+    store, consumer = place.store(), runner_child.consumer(place.store(), source="ns")
+    wanted = {partition: Checkpoint(number) for partition, number in points.items()}
+    changes.move(store, "shop", changes.plan(store, store.head("shop"), wanted), by="test", reason="set up")
+    store.amend("shop", accept_gap, by="test", reason="lost")
+    connection = Connection.of("Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=a;EntityPath=hub")
+    made = Runner(consumer.job(), connection, owners_beside(store, "shop"), Bounds(10, 10, 1.0), "earliest", 10, {})
+    monkeypatch.setattr(made._namespace, "look", lambda: Hub("", spans))
+    return made
+
+
+def test_a_gap_of_an_empty_partition_is_passed_and_closed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not wait for an event: meanwhile it would accept what retention takes of other partitions weeks later."""
+    spans = {0: Span(100, 100, None), 1: Span(10, 60, None)}
+    looking = _looking(place, spans, {Partition("ns", "hub", 0): 5, Partition("ns", "hub", 1): 50}, monkeypatch)
+    looking._forget_gap()
+    assert not place.store().head("shop").gap_accepted and checkpoints(place) == {0: 99, 1: 50}
+
+
+def test_a_gap_that_is_still_to_be_read_over_stays_accepted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its partition has events: the batch that begins behind the gap moves its checkpoint."""
+    spans = {0: Span(100, 110, None), 1: Span(60, 60, None)}
+    looking = _looking(place, spans, {Partition("ns", "hub", 0): 5, Partition("ns", "hub", 1): 50}, monkeypatch)
+    looking._forget_gap()
+    assert place.store().head("shop").gap_accepted and checkpoints(place) == {0: 5, 1: 50}
+
+
+def test_a_gap_in_another_hub_is_not_closed_by_this_ones_runner(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner knows its own hub alone: what a person accepted may be for another one of the same consumer."""
+    points = {Partition("ns", "hub", 0): 5, Partition("ns", "other", 0): 5}
+    _looking(place, {0: Span(0, 6, None)}, points, monkeypatch)._forget_gap()
+    assert place.store().head("shop").gap_accepted
+
+
+def test_another_spelling_of_a_hub_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event Hubs takes any case for the same hub: read under another name its events would be new, and their effects doubled."""
+    points = {Partition("ns", "Hub", 0): 5, Partition("another", "HUB", 0): 5}
+    made = _looking(place, {}, points, monkeypatch)
+    monkeypatch.setattr(made._namespace, "created", lambda: "")
+    monkeypatch.setattr(made._namespace, "span", lambda _: Span(0, 10, None))
+    made._member.join()
+    with pytest.raises(ConfigError, match=r"'hub'.*'Hub'"):
+        made._claim(0)
+    store = place.store()
+    changes.move(
+        store, "shop", changes.plan(store, store.head("shop"), {Partition("ns", "hub", 1): Checkpoint(1)}), by="test", reason="before"
+    )
+    assert made._claim(0).first is None, "a state of before this was refused has both"
+
+
+def test_holes_that_are_seen_together_cost_one_reading(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a compacted log there may be thousands: all that are in sight are read again at once, and then all of them are left out."""
+    made = _looking(place, {}, {}, monkeypatch)
+    monkeypatch.setattr(made._namespace, "span", lambda _: Span(0, 20, None))
+    come = [0, 1, 5, 6, 9, 12]
+    with pytest.raises(NotClaimed):
+        asyncio.run(made._judge("0", _holding(come, frozenset()), 2, 4))
+    assert made._doubted["0"] == {(2, 4), (7, 8), (10, 11)}
+    again = _holding([*come, 15], frozenset(made._doubted["0"]))
+    asyncio.run(made._judge("0", again, 2, 4))
+    assert again.order is not None and again.order.next == 13, "the next hole is a new one"
+
+
+def _holding(come: list[int], doubted: frozenset[tuple[int, int]]) -> Gathered:
+    """What these positions, received long ago, leave in hand."""
+    part = Gathered(Assignment(Claim(Partition("ns", "hub", 0), 1, "run"), untried()), Bounds(10, 10, 1.0), 0, doubted=doubted)
+    columns: dict[str, Any] = {name: [None] * len(come) for name in rows.SCHEMA.names}
+    (came,) = pa.table({**columns, "sequence_number": come}, rows.SCHEMA).to_batches()
+    assert part.order is not None
+    part._keep(part.order.add(came, -100.0), 0.0)
+    return part
+
+
+@pytest.mark.full
 def test_positions_that_never_were_are_left_out(place: Place, sent: Orders) -> None:
     """Holes in the log that a second reading shows again are compaction: the process goes on behind each of them."""
     sent.send(60)
@@ -306,6 +383,7 @@ def test_a_hub_that_is_created_again_while_the_process_runs_is_refused(place: Pl
     assert checkpoints(place) == before
 
 
+@pytest.mark.full
 def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the client's links cannot be counted, the hub is asked which one it is again and again, not once."""
     asked: list[int] = []
@@ -370,6 +448,20 @@ def test_latest_begins_behind_what_is_there(place: Place, sent: Orders) -> None:
         sent.double.put(sent.hub, 0, [b'{"id": "new", "amount": 1}'])
         until(lambda: checkpoints(place) == {0: 1}, one.alive)
     assert ids(place.read()) == ["new"]
+
+
+def test_a_time_to_begin_at_is_included(place: Place, sent: Orders) -> None:
+    """An event of exactly that millisecond is read, as with Spark's startingTime; one of the millisecond before is not."""
+    begin = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    for late in (-1, 0, 1):
+        sent.double.fill(sent.hub, 0, 1, enqueued=int(begin.timestamp() * 1000) + late)
+    with running(runner_child.consumer(place.store()), sent, start=begin) as one:
+        until(lambda: checkpoints(place) == {0: 2}, one.alive)
+    with running(runner_child.consumer(place.store()), sent, start=begin) as one:
+        sent.double.fill(sent.hub, 0, 1)
+        until(lambda: checkpoints(place) == {0: 3}, one.alive)
+    batches = place.store().batches("shop").to_pylist()
+    assert next(r["first"] for b in batches for r in b["seen"]) == 1 and sum(b["delivered"] for b in batches) == 3
 
 
 def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,6 +541,26 @@ def test_files_tell_who_owns_a_partition(tmp_path: Path) -> None:
     assert asyncio.run(store.list_ownership("ns", "hub", "another")) == asyncio.run(store.list_checkpoints("ns", "hub", "g")) == []
 
 
+@pytest.mark.parametrize("kind", ["postgres", pytest.param("delta", marks=pytest.mark.delta)])
+def test_consumers_share_out_a_hub_each_for_itself(kind: str, request: pytest.FixtureRequest) -> None:
+    """Two consumers on one hub and consumer group each own all of its partitions; the client is told the names that it asked for."""
+    place: Place = request.getfixturevalue("place" if kind == "postgres" else "delta")
+    asked = {"fully_qualified_namespace": "ns", "eventhub_name": "hub", "consumer_group": "$Default"}
+
+    async def body() -> None:
+        shop, bank = (owners_beside(place.store(), name) for name in ("shop", "Shop"))
+        for owners, owner in ((shop, "a"), (bank, "b")):
+            (won,) = await owners.claim_ownership([{**asked, "partition_id": "0", "owner_id": owner}])
+            (seen,) = await owners.list_ownership(*asked.values())
+            assert {**won, **asked} == won and {**seen, **asked} == seen and seen["owner_id"] == owner
+            assert seen["etag"] == won["etag"] and [o["etag"] for o in await owners.claim_ownership([seen])] != [won["etag"]]
+        for owners in (shop, bank):
+            if hasattr(owners, "close"):
+                await owners.close()
+
+    asyncio.run(body())
+
+
 def test_resume_positions_are_sequence_numbers_and_zero_counts(place: Place, sent: Orders) -> None:
     """The client takes a false offset for none: position 0 must still be one, and no offset of the broker is ever used."""
     sent.double.put(sent.hub, 0, [b'{"id": "a", "amount": 1}'])
@@ -478,6 +590,7 @@ def _schema() -> pa.Schema:
     return ENVELOPE
 
 
+@pytest.mark.full
 @pytest.mark.azurite
 def test_any_checkpoint_store_may_share_out_the_partitions(place: Place, sent: Orders, azurite: str, blobs: Any) -> None:
     """Azure's own Blob store says who reads; checkpoints and fence stay in the consumer's store."""

@@ -69,6 +69,7 @@ def span(partition: int, first: int, end: int) -> list[Place]:
     return [(partition, number) for number in range(first, end)]
 
 
+@pytest.mark.full
 def test_a_stream_takes_fair_shares(eventhubs: Double, hub: str) -> None:
     """maxEventsPerTrigger is shared equally, what one partition does not need goes to the other, and nothing is read twice."""
     eventhubs.fill(hub, 0, 100)
@@ -172,6 +173,7 @@ def test_a_hub_that_was_created_anew_is_refused(eventhubs: Double, hub: str) -> 
             refused()
 
 
+@pytest.mark.full
 def test_a_batch_read_is_bounded(eventhubs: Double, hub: str) -> None:
     """The start included, the end not; an end that is not there is refused."""
     eventhubs.fill(hub, 0, 10)

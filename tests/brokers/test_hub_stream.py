@@ -74,7 +74,7 @@ def test_killed_twice_and_it_adds_up(place: Place, sent: Orders, spark: SparkSes
         "checkpoint": str(tmp_path / "spark"),
     }
     command = [sys.executable, "-m", "kit.hub_stream", json.dumps(task)]
-    kills = [supervise.Kill(1_000, 0.3), supervise.Kill(6_000, 0.8)]
+    kills = [supervise.Kill(1_000, 0.3), supervise.Kill(2_500, 0.3)]
     done = supervise.run(command, tmp_path / "log", kills, lambda: sum(end + 1 for end in _ends(store)))
     assert done.kills == 2
     sent.check(place)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,14 @@ def test_a_partition_reaches_from_what_retention_left_to_its_end(kafka: kafka_se
     assert set(broker.newest([(topic.name, 0), (topic.name, 1)])) == {(topic.name, 0)}
     with pytest.raises(ConfigError, match="no-such-topic"):
         broker.spans([topic.name, "no-such-topic"])
+
+
+def test_a_time_that_no_calendar_has_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that gives microseconds or less says years that no datetime has: such a time is left out, and the others are told."""
+    broker, times = dk.Broker(NOBODY), (1_764_396_000_000, 1_764_396_000_000_000, 2**63 - 1, -1, None)
+    told = {("t", number): SimpleNamespace(timestamp=time) for number, time in enumerate(times)}
+    monkeypatch.setattr(broker, "_offsets", lambda places, _: {place: told[place] for place in places})
+    assert broker.newest(told) == {("t", 0): dt.datetime(2025, 11, 29, 6, tzinfo=dt.UTC)}
 
 
 def test_a_broker_that_is_away_is_told_as_such() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
 from checkpoint.errors import IncarnationChanged
 from dedup import kafka as dk
 from dedup.core.envelope import KAFKA
+from dedup.kafka import log
 from kit import kafka_server
 from kit.kafka_kit import Topic, compacted
 
@@ -66,3 +71,14 @@ def test_what_compaction_removed_is_left_out(kafka: kafka_server.Broker, topic: 
     reader = dk.log_reader(kafka.servers)
     assert bodies(reader, other, 0, 4) == [(0, b"old0"), (4, b"old4")]
     assert bodies(reader, other, 1, 3) == []
+
+
+def test_a_time_that_no_column_holds_is_null() -> None:
+    """A producer that gives nanoseconds stops nobody who reads its events again."""
+
+    def message(time: int) -> Any:
+        there = {"key": None, "value": b"v", "topic": "t", "partition": 0, "offset": 1, "headers": None, "timestamp": (1, time)}
+        return SimpleNamespace(**{name: lambda told=told: told for name, told in there.items()})
+
+    read = log._table([message(1_764_396_000_000), message(1_764_396_000_000_000_000), message(-(2**62))], headers=False)
+    assert read["timestamp"].cast(pa.int64()).to_pylist() == [1_764_396_000_000_000, None, None]

@@ -11,17 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from checkpoint.errors import ConfigError, Fenced
+from checkpoint.errors import ConfigError, DestinationUnavailable, Fenced
 from checkpoint.holders import take_epoch
 from deadletter.store import Commit
-from dedup.core.messages import MESSAGES, Asked, Chosen, Messages, lanes, random_ids
+from dedup.core.messages import MESSAGES, Asked, Chosen, Message, Messages, lanes, random_ids
 from dedup.kafka import TransactionalTopics
-from dedup.outbox import Call, Dispatcher, ExactlyOnce, State
+from dedup.outbox import Call, Dispatcher, ExactlyOnce, Outcome, State
 from dedup.outbox.exactly_once import Flight
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.kafka_kit import Topic, eventually, received
+from kit.pg_run import run
 
 NAME = "shop"
 
@@ -77,7 +78,7 @@ def stop_before_commit(dsn: str, servers: str, group: str) -> None:
     try:
         ExactlyOnce(PostgresStore(dsn).outbox(NAME), broker).once()
     except Fenced as error:
-        os._exit(FENCED if "longer than 5 s" in str(error) else 1)
+        os._exit(FENCED if "more than 5 s" in str(error) else 1)
 
 
 @pytest.mark.crash
@@ -141,6 +142,21 @@ def test_a_flight_of_a_restored_database_is_not_taken_for_one_that_had_its_numbe
     assert sorted(int(m.value()) for m in received(topic)) == list(range(40))
 
 
+@pytest.mark.parametrize("name", ["absent", "zero"])
+def test_a_topic_that_does_not_exist_holds_back_no_other(postgres: str, topic: Topic, name: str) -> None:
+    """Its messages wait, none is dead, and those of other topics go; once it is created it gets its own, each of them once."""
+    missing = Topic(topic.servers, f"{name}-{uuid.uuid4().hex[:8]}")
+    for each in (topic, missing):
+        fill(postgres, each.name, [b"%d" % n for n in range(10)])
+    one = dispatcher(postgres, topic.servers, topic.name)
+    with pytest.raises(DestinationUnavailable, match=missing.name):
+        one.once()
+    assert len(received(topic)) == 10 and states(postgres) == {"SENT": 10, "WAITING": 10}
+    missing.create(partitions=2)
+    assert one.once().sent == 10 and sorted(int(m.value()) for m in received(missing)) == list(range(10))
+    assert len(received(topic)) == 10 and states(postgres) == {"SENT": 20}
+
+
 @pytest.mark.full
 def test_a_message_that_no_transaction_can_hold_is_found(kafka: Any, postgres: str) -> None:
     """The broker refuses the batch: flights get smaller until the message is alone; it is dead, holds back its key, the others are sent."""
@@ -196,3 +212,56 @@ def test_the_two_ways_of_sending_do_not_mix(postgres: str, topic: Topic) -> None
     assert outbox.lag().waiting == 2 and [e.state for e in outbox.entries(Chosen())] == [State.FLYING] * 2
     assert outbox.discard([e.number for e in outbox.entries(Chosen())]) == 0
     assert dispatcher(postgres, topic.servers, topic.name).once().sent == 2 and len(received(topic)) == 2
+
+
+class FullQueue:
+    """A producer whose queue has room for one message, and gets room again when it is polled."""
+
+    def __init__(self, *, room: bool) -> None:
+        self.free, self.room, self.taken = 1, room, list[bytes]()
+
+    def begin_transaction(self) -> None: ...
+
+    def produce(self, topic: str, body: bytes, *_: Any, **__: Any) -> None:
+        if not self.free:
+            raise BufferError
+        self.free -= 1
+        self.taken.append(body)
+
+    def poll(self, seconds: float) -> None:
+        self.free += self.room
+
+    def flush(self, seconds: float) -> None: ...
+
+    def purge(self) -> None: ...
+
+
+def of_full_queue(*, room: bool) -> tuple[TransactionalTopics, FullQueue]:
+    """A broker that has taken what the client's queue has."""
+    broker, producer = TransactionalTopics("127.0.0.1:1", NAME, timeout=1.0), FullQueue(room=room)
+    broker._producer, broker._commit = producer, lambda producer, flight: None  # type: ignore[assignment, method-assign]
+    return broker, producer
+
+
+def test_a_flight_that_is_larger_than_the_clients_queue_waits_for_room() -> None:
+    """Where there is little memory a flight goes through the queue piece by piece; if nothing moves, it is an outage."""
+    flight = Flight(1, [Message(n, "t", None, f"id{n}", b"%d" % n) for n in range(3)], fresh=True)
+    broker, producer = of_full_queue(room=True)
+    assert broker.send(flight) == Outcome() and producer.taken == [b"0", b"1", b"2"]
+    broker, producer = of_full_queue(room=False)
+    with pytest.raises(DestinationUnavailable, match="has not done a transaction"):
+        broker.send(flight)
+
+
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_a_transaction_that_a_topic_is_refused_for_is_no_outage(code: int) -> None:
+    """Where the broker does not say which topic, no message of the flight is at fault, and nothing of it was sent."""
+    broker, _ = of_full_queue(room=True)
+
+    def refuse(producer: Any, flight: Flight) -> None:
+        raise KafkaException(KafkaError(code))
+
+    broker._commit = refuse  # type: ignore[method-assign]
+    outcome = broker.send(Flight(1, [Message(n, f"t{n}", None, f"id{n}", b"") for n in range(2)], fresh=True))
+    assert sorted(outcome.failed) == [0, 1] and not any(failure.permanent for failure in outcome.failed.values())
+    assert broker._producer is None

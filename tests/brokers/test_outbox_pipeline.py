@@ -16,12 +16,12 @@ import pytest
 from dedup.demo import supervise
 from dedup.outbox import Message
 from fixtures.fix_eventhubs import MakeHub
-from fixtures.fix_postgres import run
 from kit import kafka_server
 from kit.children import Child, Nursery
 from kit.eventhubs.control import Double
 from kit.kafka_kit import Topic, flush, received
 from kit.kafka_proxy import proxied
+from kit.pg_run import run
 
 KEYS = 50
 

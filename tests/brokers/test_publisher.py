@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, ResendTooLate, StoreRestored
+from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, ResendTooLate, StoreRestored, StoreUnavailable
 from dedup import PostgresStore
 from dedup.publishing import OutgoingEvent, Published, Publisher
 from dedup.publishing.events import RESERVED
-from fixtures.fix_postgres import run
+from dedup.publishing.lanes import Lanes
+from kit.pg_run import run
 from kit.publish_kit import Broker, consumed, copied, events, kept, publisher, restored, sender, texts, waiting
 
 pytestmark = pytest.mark.postgres
@@ -208,6 +209,82 @@ def test_an_id_that_a_dead_publisher_left_is_sent_by_who_asks_for_it(postgres: s
     assert kept(eventhubs, hub) == [b"before", b"x"]
 
 
+def left(postgres: str, eventhubs: Any, hub: str) -> None:
+    """Group "east" has stored the id "a", could not send it, and is gone."""
+    dead = publisher(postgres, eventhubs, hub, "east", max_outage=0.2)
+    eventhubs.order("drop_sends", count=1_000)
+    with pytest.raises(NotConfirmed):
+        dead.publish_once("a", b"x")
+    dead.close()
+
+
+def test_who_could_not_send_what_a_dead_publisher_left_lets_others_try(postgres: str, eventhubs: Any, hub: str) -> None:
+    """A helper that failed, and lives on, does not keep the group: it or another one sends the id once the broker answers."""
+    left(postgres, eventhubs, hub)
+    with publisher(postgres, eventhubs, hub, "west", max_outage=0.3) as west:
+        with pytest.raises(NotConfirmed, match="'east'"):
+            west.publish_once("a", b"x")
+        eventhubs.order("calm")
+        with publisher(postgres, eventhubs, hub, "south", max_outage=0.3) as south:
+            assert south.publish_once("a", b"x") == Published(known=1)
+        assert west.publish_once("a", b"x") == Published(known=1)
+    assert kept(eventhubs, hub) == [b"x"]
+
+
+def test_an_error_of_giving_a_group_back_does_not_hide_why(
+    postgres: str, eventhubs: Any, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker does not answer, and then the database neither: the caller learns that the events are not confirmed."""
+    left(postgres, eventhubs, hub)
+
+    def away(lanes: Lanes) -> None:
+        raise StoreUnavailable("away")
+
+    with publisher(postgres, eventhubs, hub, "west", max_outage=0.3) as west:
+        monkeypatch.setattr(Lanes, "give_back", away)
+        with pytest.raises(NotConfirmed, match="'east'"):
+            west.publish_once("a", b"x")
+
+
+def test_who_is_overtaken_while_it_helps_goes_on_with_its_own_group(postgres: str, eventhubs: Any, hub: str) -> None:
+    """The group that was helped gets an owner meanwhile, which sends the id: the helper's call and its later ones succeed."""
+    left(postgres, eventhubs, hub)
+    eventhubs.order("calm")
+    back = list[Publisher]()
+
+    def overtake(name: str) -> None:
+        if name == "resend" and not back:
+            back.append(publisher(postgres, eventhubs, hub, "east"))
+            back[0].resend()
+
+    with publisher(postgres, eventhubs, hub, "west", on_step=overtake) as west:
+        assert west.publish_once("a", b"x") == Published(known=1)
+        assert west.publish([b"y"]) == Published(new=1)
+    back[0].close()
+    assert sorted(kept(eventhubs, hub)) == [b"x", b"y"]
+
+
+def test_another_group_that_was_restored_does_not_end_who_helps_it(
+    postgres: str, eventhubs: Any, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told after its patience that the id is not confirmed, with the cause; its own events go out."""
+    left(postgres, eventhubs, hub)
+    eventhubs.order("calm")
+    catch_up = Lanes.catch_up
+
+    def torn(lanes: Lanes) -> int:
+        if lanes.group == "east":
+            raise StoreRestored("east is older")
+        return catch_up(lanes)
+
+    monkeypatch.setattr(Lanes, "catch_up", torn)
+    with publisher(postgres, eventhubs, hub, "west", max_outage=0.3) as west:
+        with pytest.raises(NotConfirmed, match="'east'") as told:
+            west.publish_once("a", b"x")
+        assert isinstance(told.value.__cause__, StoreRestored)
+        assert west.publish([b"y"]) == Published(new=1)
+
+
 def test_an_id_that_a_living_publisher_has_stored_is_waited_for(postgres: str, eventhubs: Any, hub: str) -> None:
     """It is not taken from it; who asks is told that it is not confirmed yet."""
     living = publisher(postgres, eventhubs, hub, "east", max_outage=0.2)
@@ -330,6 +407,8 @@ def test_events_that_were_left_are_read_back_by_pages(postgres: str, eventhubs: 
         {"properties": {"message_id": "a"}},
         {"properties": {RESERVED[0]: "a"}},
         {"properties": {"x": None}},
+        {"properties": {"x": 2**63}},
+        {"properties": {"x": -(2**63) - 1}},
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ import base64
 import datetime as dt
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from deadletter.selection import Selection
 from dedup import PostgresStore
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.urls import open_store
-from fixtures.fix_places import BOTH
+from fixtures.fix_places import BOTH, kept_place, new_place
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 
@@ -60,10 +60,17 @@ BODY = b'\x00{"id": "\xff'
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided two batches: seven orders, one of them rejected, and a body that does not decode."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     decide_two_batches(made)
     return made
+
+
+@pytest.fixture(params=BOTH, scope="module")
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """The same for tests that change nothing there: they share it."""
+    with kept_place(request, tmp_path_factory) as made:
+        decide_two_batches(made)
+        yield made
 
 
 def decide_two_batches(place: Place) -> None:
@@ -83,67 +90,67 @@ def document(run: Run, line: str, place: Place) -> Any:
 
 
 @pytest.mark.parametrize("line", READING)
-def test_each_reading_command_shows_a_table_and_one_json_document(line: str, place: Place, dedup: Run) -> None:
+def test_each_reading_command_shows_a_table_and_one_json_document(line: str, kept: Place, dedup: Run) -> None:
     """The table is for people and tells the consumer's name or numbers; --json is one document and nothing else."""
-    code, out, err = dedup(line, place)
+    code, out, err = dedup(line, kept)
     assert (code, err) == (0, "")
     assert "─" in out
-    assert document(dedup, line, place)
+    assert document(dedup, line, kept)
 
 
-def test_the_store_can_come_from_the_environment(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_can_come_from_the_environment(kept: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """DEDUP_STORE is used where --store is not given."""
-    monkeypatch.setenv("DEDUP_STORE", place.url)
+    monkeypatch.setenv("DEDUP_STORE", kept.url)
     code, out, _ = dedup("consumer list --json")
     assert (code, [c["consumer"] for c in json.loads(out)]) == (0, ["shop"])
 
 
-def test_checkpoints_are_the_last_decided_positions(place: Place, dedup: Run) -> None:
+def test_checkpoints_are_the_last_decided_positions(kept: Place, dedup: Run) -> None:
     """One row per partition, with source, topic and number."""
-    rows = document(dedup, "checkpoint list shop", place)
+    rows = document(dedup, "checkpoint list shop", kept)
     assert [(r["consumer"], r["source"], r["topic"], r["partition"], r["sequence_number"]) for r in rows] == [
         ("shop", "broker", "orders", 0, 5),
         ("shop", "broker", "orders", 1, 2),
     ]
-    assert document(dedup, "consumer show shop", place)["checkpoints"] == [{k: v for k, v in r.items() if k != "consumer"} for r in rows]
+    assert document(dedup, "consumer show shop", kept)["checkpoints"] == [{k: v for k, v in r.items() if k != "consumer"} for r in rows]
 
 
-def test_batches_count_every_row_and_name_ranges(place: Place, dedup: Run) -> None:
+def test_batches_count_every_row_and_name_ranges(kept: Place, dedup: Run) -> None:
     """The records add up to what was delivered; times are ISO; --limit keeps the newest."""
-    rows = document(dedup, "batch list shop", place)
+    rows = document(dedup, "batch list shop", kept)
     assert sum(r["delivered"] for r in rows) == 9
     assert sum(r["duplicate"] for r in rows) == 1
     assert {"first": 0, "last": 3} in [s for r in rows for s in r["seen"]]
     assert all(dt.datetime.fromisoformat(r["committed_at"]).tzinfo for r in rows)
-    assert document(dedup, "batch list shop --limit 1", place) == rows[-1:]
-    assert "the newest 1 of 3" in dedup("batch list shop --limit 1", place)[1]
+    assert document(dedup, "batch list shop --limit 1", kept) == rows[-1:]
+    assert "the newest 1 of 3" in dedup("batch list shop --limit 1", kept)[1]
 
 
-def test_dead_letters_can_be_filtered(place: Place, dedup: Run) -> None:
+def test_dead_letters_can_be_filtered(kept: Place, dedup: Run) -> None:
     """Each filter narrows; all that are given must match; nothing found is an empty list and a sentence."""
 
     def kinds(options: str) -> list[str]:
-        return [letter["kind"] for letter in document(dedup, f"dead-letter list {options}", place)]
+        return [letter["kind"] for letter in document(dedup, f"dead-letter list {options}", kept)]
 
     assert sorted(kinds("")) == ["REJECTED", "UNDECODABLE"]
     assert kinds("--kind rejected --status OPEN --consumer shop --source broker --topic orders --partition 0") == ["REJECTED"]
     assert kinds("--from 4 --to 5") == ["UNDECODABLE"]
     assert len(kinds("--limit 1")) == 1
     assert kinds("--partition 1") == kinds("--fingerprint none") == kinds("--status DISCARDED") == []
-    assert "no dead letters match" in dedup("dead-letter list --partition 1", place)[1]
+    assert "no dead letters match" in dedup("dead-letter list --partition 1", kept)[1]
 
 
-def test_one_dead_letter_is_shown_whole(place: Place, dedup: Run) -> None:
+def test_one_dead_letter_is_shown_whole(kept: Place, dedup: Run) -> None:
     """By its id or the first digits: exact bytes as base64 in JSON, readable without harm to the terminal in the table."""
-    (letter,) = document(dedup, "dead-letter list --kind UNDECODABLE", place)
-    whole = document(dedup, f"dead-letter show {letter['id'][:10]}", place)
+    (letter,) = document(dedup, "dead-letter list --kind UNDECODABLE", kept)
+    whole = document(dedup, f"dead-letter show {letter['id'][:10]}", kept)
     assert [h["action"] for h in whole.pop("history")] == ["FAILED"]
     assert whole.pop("redaction") is None
     assert whole == letter
     assert base64.b64decode(whole["body_base64"]) == BODY
     assert [(p["key"], base64.b64decode(p["value_base64"])) for p in whole["properties"]] == [("h", b"\xfe")]
     assert whole["key_hex"] is None
-    code, out, _ = dedup(f"dead-letter show {letter['id']}", place)
+    code, out, _ = dedup(f"dead-letter show {letter['id']}", kept)
     assert code == 0
     assert BODY.hex(" ") in out
     assert "\x00" not in out
@@ -163,14 +170,14 @@ def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: 
 
 @pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("line", DECISIONS)
-def test_nothing_is_decided_without_yes(line: str, place: Place, dedup: Run) -> None:
+def test_nothing_is_decided_without_yes(line: str, kept: Place, dedup: Run) -> None:
     """Without --yes a decision is shown and not made, not even as a new entry in the consumer's history."""
-    before = document(dedup, "consumer show shop", place)
-    code, out, err = dedup(line, place)
+    before = document(dedup, "consumer show shop", kept)
+    code, out, err = dedup(line, kept)
     assert (code, err) == (0, "")
     assert "Nothing was changed" in out
     assert "--yes" in out
-    assert document(dedup, "consumer show shop", place) == before
+    assert document(dedup, "consumer show shop", kept) == before
 
 
 @pytest.mark.fast_on("postgres")

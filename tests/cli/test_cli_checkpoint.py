@@ -18,7 +18,7 @@ from checkpoint.head import Checkpoint
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
 from dedup.verify import verify
-from fixtures.fix_places import BOTH
+from fixtures.fix_places import BOTH, new_place
 from kit.checkpoint_kit import position
 from kit.orders import batch, consumer, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -33,8 +33,7 @@ FIRST = Partition("broker", "orders", 0)
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided positions 0 to 9 of one partition."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     store = made.store()
     consumer(store)(batch(*orders(range(10))), 0)
     store.close()
@@ -169,6 +168,15 @@ def test_a_new_consumer_begins_where_blob_has_left_off(
     assert not asked.absent, "what lies before belongs to another system: --from-log does not run it"
     store.close()
     assert "nothing to change" in dedup(f"{line} --yes", place)[1] or checkpoints(dedup, place, "moved") == {0: 102, 1: 5}
+
+
+def test_the_source_of_a_namespace_is_in_lower_case(place: Place, dedup: Run, theirs: BlobCheckpointStore, blobs: ContainerClient) -> None:
+    """A checkpoint that is imported or set for a namespace is where streams of it look, however the namespace is spelled."""
+    theirs.update_checkpoint(position("0", 99, GROUP))
+    where = "--namespace Name.ServiceBus.windows.net --hub orders"
+    dedup(f"checkpoint import-blob moved {where} --blob BLOBS --container {blobs.container_name} --yes", place)
+    dedup(f"checkpoint set moved {where} --partition 1 --to 5 --yes", place)
+    assert set(place.store().head("moved").checkpoints) == {Partition("name.servicebus.windows.net", "orders", n) for n in range(2)}
 
 
 def test_a_consumer_is_mirrored_to_blob(place: Place, dedup: Run, theirs: BlobCheckpointStore, blobs: ContainerClient) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fixtures.fix_places import BOTH
+from fixtures.fix_places import BOTH, new_place
 from kit.orders import batch, consumer, event, ids
-from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.places import Place
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -19,8 +19,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A place where `shop` and `other` run, and have an open letter each."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     stores = {name: made.store() for name in ("shop", "other")}
     for name, store in stores.items():
         consumer(store, name=name, budget=None)(batch(event(0, "a"), event(1, "b", -1)), 0)

@@ -21,10 +21,10 @@ from checkpoint.errors import StoreUnavailable
 from dedup.cli.prometheus import Collector
 from dedup.delta import DeltaStore
 from dedup.signals.metrics import METRICS
-from fixtures.fix_places import BOTH
+from fixtures.fix_places import BOTH, new_place
 from kit.orders import batch, consumer, event, orders
 from kit.paths import ROOT, environment
-from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.places import DeltaPlace, Place
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -42,6 +42,7 @@ USUAL = {
     'dedup_oldest_letter_timestamp_seconds{consumer="shop"}': "0x240",
     'dedup_outbox_messages{consumer="shop",state="dead"}': "0x240",
     'dedup_oldest_message_timestamp_seconds{consumer="shop"}': "0+60x240",
+    'dedup_oldest_unpublished_timestamp_seconds{consumer="shop"}': "0+60x200 _x40",
     'dedup_oldest_reservation_timestamp_seconds{consumer="shop"}': "-2600000x240",
     'dedup_damage{consumer="shop"}': "0x240",
 }
@@ -55,6 +56,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "DedupLetterIsOld": ('dedup_oldest_letter_timestamp_seconds{consumer="shop"}', "-700000x240"),
     "DedupMessagesDead": ('dedup_outbox_messages{consumer="shop",state="dead"}', "0x200 2x40"),
     "DedupMessagesLate": ('dedup_oldest_message_timestamp_seconds{consumer="shop"}', "0x240"),
+    "DedupPublicationLate": ('dedup_oldest_unpublished_timestamp_seconds{consumer="shop"}', "_x200 12000x40"),
     "DedupPurgeBehind": ('dedup_oldest_reservation_timestamp_seconds{consumer="shop"}', "-3100000x240"),
     "DedupCheckpointWentBack": (f"dedup_checkpoint{{{PLACE}}}", "0+500x234 1000+500x5"),
     "DedupInstancesFight": ('dedup_epoch{consumer="shop"}', "3x230 4+1x9"),
@@ -66,8 +68,7 @@ FAULTS: dict[str, tuple[str, str]] = {
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided three orders, and parked one."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     store = made.store()
     consumer(store)(batch(*orders(range(3)), event(3, "bad", -1)), 0)
     store.close()

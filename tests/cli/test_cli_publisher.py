@@ -12,7 +12,7 @@ import pytest
 
 from checkpoint.errors import Fenced, NotConfirmed
 from dedup.publishing import OutgoingEvent, Published
-from fixtures.fix_postgres import run
+from kit.pg_run import run
 from kit.publish_kit import Broker, consumed, events, kept, publisher, waiting
 
 pytestmark = pytest.mark.postgres

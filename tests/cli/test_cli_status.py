@@ -14,16 +14,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.head import Head, Present
+from checkpoint.errors import ConfigError
+from checkpoint.head import Checkpoint, Head, Present
 from checkpoint.position import Partition
 from checkpoint.start import End, Lag
-from dedup.cli.status import Thresholds, wrong_with
+from deadletter import Status
+from deadletter.selection import Selection
+from dedup import DeadLetters
+from dedup.cli.status import Thresholds, require_source, wrong_with
 from dedup.core.messages import OutboxLag
+from dedup.signals import standing
 from dedup.signals.standing import Activity, Standing, rate
-from fixtures.fix_places import BOTH
-from kit.orders import batch, consumer, event, orders
+from fixtures.fix_places import BOTH, new_place
+from kit.orders import batch, consumer, event, letters, orders
 from kit.paths import ROOT, environment
-from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.places import Place
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -40,8 +45,7 @@ def at(**given: Any) -> Standing:
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided one batch: three orders, and one that is rejected."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     store = made.store()
     consumer(store)(batch(*orders(range(3)), event(3, "bad", -1)), 0)
     store.close()
@@ -113,3 +117,32 @@ def test_the_rate_is_of_the_events_after_the_first_decision() -> None:
     records = pa.table({"committed_at": times, "delivered": [10, 10, 10]})
     assert rate(records) == 10.0
     assert rate(records.slice(0, 1)) is None and rate(records.slice(0, 0)) is None
+
+
+def test_a_broker_that_nobody_reads_is_an_error() -> None:
+    """A misspelt --source would leave out every lag, and a limit of the lag would be kept by nobody."""
+    head = Head("shop", checkpoints={Partition("kafka-eu", "orders", 0): Checkpoint(3)})
+    require_source([replace(at(), head=head)], "kafka-eu")
+    require_source([at()], "kafka-eu")  # nothing was read yet
+    with pytest.raises(ConfigError, match=r"reads from 'kafka-us'\. They read from kafka-eu"):
+        require_source([replace(at(), head=head)], "kafka-us")
+
+
+def test_the_last_commit_is_that_of_the_last_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many decisions about letters came after it."""
+    monkeypatch.setattr(standing, "NEWEST", 2)
+    letters_of = DeadLetters(place.store())
+    for _ in range(4):
+        letters_of.discard(Selection(), by="ann", reason="no")
+        letters_of.reopen(Selection(statuses=(Status.DISCARDED,)), by="ann", reason="yes")
+    found = standing.look(place.store(), "shop")
+    assert found.last_commit is not None
+
+
+def test_names_of_headers_are_shown_as_they_are(place: Place, dedup: Run) -> None:
+    """Producers choose them: nothing of them is sent to the terminal as a command, and no character is another one."""
+    named = [{"key": "evil\x1b]0;owned\x07", "value": b"1"}, {"key": "trace_id", "value": b"2"}]
+    consumer(place.store())(batch(event(4, "worse", -1, properties=named)), 1)
+    (letter,) = [one for one in letters(place.store()) if one["sequence_number"] == 4]
+    code, out, _ = dedup(f"dead-letter show {letter['id']}", place)
+    assert code == 0 and "\x1b" not in out and "\x07" not in out and "trace_id" in out

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.fix_places import BOTH
+from fixtures.fix_places import BOTH, new_place
 from kit.orders import batch, consumer, event
 from kit.paths import ROOT, environment
-from kit.places import DeltaPlace, Place, PostgresPlace
+from kit.places import DeltaPlace, Place
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -24,8 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture(params=BOTH)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A place where `shop` has decided one event, three days behind in its log."""
-    made: Place = PostgresPlace(request.getfixturevalue("postgres")) if request.param == "postgres" else DeltaPlace(tmp_path)
-    made.create_sink()
+    made = new_place(request, tmp_path)
     behind = dt.datetime.now(dt.UTC) - dt.timedelta(days=3)
     consumer(made.store())(batch(event(0, "a", enqueued_time=behind)), 0)
     return made

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import AmbiguousPosition, ConfigError, PositionGap
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders, write_orders
-from kit.places import Place
+from kit.outgoing import Receiver, dispatcher
+from kit.places import Place, PostgresPlace
 
 
 def test_a_batch_is_written_once_and_accounted_for(place: Place) -> None:
@@ -222,6 +227,33 @@ def test_key_only_mode_dedupes_without_positions(place: Place) -> None:
         run(rows, 0)
     assert ids(place.read()) == ["a", "b"]
     assert sorted(x["kind"] for x in letters(place.store())) == ["NO_KEY", "REJECTED"]
+    assert_proven(place.store())
+
+
+@pytest.mark.parametrize("bisected", [False, True])
+def test_rows_without_positions_come_to_the_handler_as_they_arrived(place: Place, bisected: bool) -> None:
+    """A merge leaves the last one, messages of one key leave in their order, and halves of a batch that fails keep it."""
+    run, seen = consumer(place.store(), positions=None), list[list[int]]()
+    run._handler = None
+
+    @run.foreach_batch
+    def load(rows: pa.Table, tx: Any) -> None:
+        numbers = pc.struct_field(rows["data"], "amount").to_pylist()
+        seen.append(numbers)
+        if bisected and 9 in numbers:
+            raise ValueError("no")
+        tx.merge(pa.table({"id": ["x"] * len(rows), "amount": numbers}), "orders", keys="id")
+        tx.publish(pa.table({"body": list(map(str, numbers)), "k": ["x"] * len(rows)}), "out", key="k")
+
+    if isinstance(place, PostgresPlace):
+        place.execute("create unique index on orders (id)")
+    run(batch(*[event(0, f"k{n}", n) for n in range(10)]).select(["body"]), 0)
+    assert all(numbers == sorted(numbers) for numbers in seen) and len(seen) > bisected
+    if not bisected:
+        assert [row["amount"] for row in place.read()] == [9]
+        receiver = Receiver()
+        dispatcher(place, receiver).once()
+        assert receiver.bodies() == [str(n).encode() for n in range(10)]
     assert_proven(place.store())
 
 

@@ -168,6 +168,21 @@ def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> Non
     assert_proven(place.store())
 
 
+@pytest.mark.parametrize("other", ["fails again", "passes"])
+def test_followers_are_run_beside_a_longer_sequence(place: Place, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another sequence of the page has more letters than one look takes: those behind a letter that passed have their turn as well."""
+    monkeypatch.setattr("dedup.reprocessing.letters.LARGEST_PAGE", 3)
+    long = [event(n, f"a{n}", 1) for n in range(2, 10)]
+    events = batch(event(0, "a0", 1), event(1, "b0", 2), *long, event(10, "b1", 2))
+    sequenced(place.store(), lambda i: i in ("a0", "b0"))(events, 0)
+    heads = tuple(row["id"] for row in letters(place.store(), last=1))
+    run = sequenced(place.store(), lambda i: i == "a0" and other == "fails again")
+    assert reprocess(Selection(ids=heads), run).reprocessed == (2 if other == "fails again" else 11)
+    assert {"b0", "b1"} <= set(ids(place.read()))
+    assert_proven(place.store())
+
+
+@pytest.mark.fast_on("postgres")
 def test_a_limit_and_a_rate_hold_for_letters_that_waited_too(place: Place) -> None:
     """No more letters are run than asked for, and none earlier than the rate allows; a second call goes on, in order."""
     sequenced(place.store(), lambda i: i == "a0")(batch(*(event(n, f"a{n}", 1) for n in range(6))), 0)
@@ -460,6 +475,7 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
     """Where the log holds another event at a letter's position, it is refused, and the letter is not given up as LOST."""
     large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')

@@ -121,8 +121,11 @@ def said(dice: random.Random, count: int, newer: bool, gone: bool) -> list[Row]:
 
 
 @pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("newer", [False, True], ids=["last", "newest"])
-@pytest.mark.parametrize("of_events", [True, False], ids=["events", "batch"])
+@pytest.mark.parametrize(
+    ("newer", "of_events"),
+    of_which(2, [(True, True), (False, False), (True, False), (False, True)]),
+    ids=["newest of events", "last of a batch", "newest of a batch", "last of events"],
+)
 def test_merges_with_changing_columns_end_as_if_one_by_one(place: Place, newer: bool, of_events: bool) -> None:
     """The last row of a key counts, or the newest, a column that it lacks keeps its value, and what was deleted begins anew."""
     delta = isinstance(place, DeltaPlace)

@@ -17,7 +17,7 @@ from deadletter.letter import CONTENTS, ERASED, LETTERS
 from dedup import DeadLetters, Selection, reprocess
 from dedup.core.messages import Chosen, State
 from dedup.reprocessing import forget as forgetting
-from dedup.reprocessing.letters import events_of
+from dedup.reprocessing.events import events_of
 from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
 from kit.outgoing import Receiver, dispatcher, outgoing
@@ -154,6 +154,7 @@ def test_a_forgotten_letter_is_never_run_again(place: Place) -> None:
     assert statuses(store) == ["DISCARDED"] * 4
 
 
+@pytest.mark.fast_on("postgres")
 def test_its_discard_can_still_release_the_key(place: Place) -> None:
     """The hash of the key is kept, so the message may count as new when a person says so."""
     run = parked(place)
@@ -205,6 +206,7 @@ def test_only_letters_whose_key_is_meant_are_erased(place: Place) -> None:
     assert letters(place.store())[1] == second
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_key_has_one_part_for_each_column(place: Place) -> None:
     """The parts are given one by one, so that no two keys are taken for each other; a letter is another consumer's, or not there."""
     store = place.store()
@@ -221,6 +223,7 @@ def test_a_key_has_one_part_for_each_column(place: Place) -> None:
         forget(place, key=())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_without_a_key_is_named_by_its_id(place: Place) -> None:
     """A body that does not decode has no key: the id is all that it can be found by."""
     store = place.store()
@@ -255,6 +258,7 @@ def test_messages_of_the_key_are_erased_once_they_have_left(place: Place) -> Non
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_other_messages_are_named_by_their_numbers(place: Place) -> None:
     """Of a message with an id of its own nobody can tell which event it was for; what a person names is erased."""
     store = place.store()
@@ -277,6 +281,7 @@ def test_other_messages_are_named_by_their_numbers(place: Place) -> None:
         forget(place, messages=[987654321])
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_comes_meanwhile_is_told(place: Place) -> None:
     """While the key is being erased the consumer parks another letter of it: it stays, open, and the report names it."""
     store = place.store()
@@ -297,6 +302,7 @@ def test_a_letter_that_comes_meanwhile_is_told(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_somebody_reopens_meanwhile_is_not_erased(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the lock it is work again: it stays as it is, and the report says why."""
     parked(place)
@@ -331,6 +337,7 @@ def test_two_who_forget_at_once_do_it_once(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_export_of_before_does_not_bring_it_back(place: Place, tmp_path: Path) -> None:
     """The letter is there, so a file leaves it as it is; a file of after has no contents, and takes no letter to a handler."""
     parked(place)
@@ -349,6 +356,7 @@ def test_an_export_of_before_does_not_bring_it_back(place: Place, tmp_path: Path
         DeadLetters(store).import_(tmp_path / "made up.jsonl", by="ann", accept_keys=True)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_file_with_an_erased_letter_says_why_its_key_cannot_be_checked(place: Place, tmp_path: Path) -> None:
     """Nothing is wrong with such a file: whoever trusts it takes its keys as they are, and elsewhere the letter holds its key."""
     parked(place)

@@ -127,6 +127,7 @@ def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> Non
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("accepted", [False, True])
 def test_one_harmless_batch_makes_no_query_known(place: Place, accepted: bool) -> None:
     """A query of which the restored state has nothing is refused at a batch that leaves nothing out, and at the next one, which would."""
@@ -253,6 +254,7 @@ def test_times_of_producers_do_not_tell_another_incarnation(place: Place, kind: 
         assert run(again, 1).redelivered == 2
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_reset_begins_a_new_budget(place: Place) -> None:
     """What failed before it counts no more, and what was admitted is admitted no more."""
 

@@ -128,6 +128,7 @@ def of_its_event(rows: pa.Table) -> None:
     raise Hostile(f"\0 \ud800 {bodies!r} " + bodies[:100_000].decode("utf-8", "surrogateescape"), str(rows["properties"]))
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
     """It is parked with its exact bytes and headers, its neighbours pass, and once the handler is repaired it is reprocessed."""

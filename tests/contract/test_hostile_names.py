@@ -20,8 +20,8 @@ from deadletter.selection import Selection
 from dedup import Consumer, DeadLetters, DeltaStore, PostgresStore, decode
 from dedup.core.store import Store
 from dedup.reprocessing.letters import reprocess
-from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
+from kit.pg_run import run
 from kit.places import SINK, DeltaPlace, Place, PostgresPlace
 
 FRESH = itertools.count()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import threading
 import uuid
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.changes import accept_gap, reset
+from checkpoint.changes import Amendment, accept_gap, accept_incarnation, accept_restore, reset
 from checkpoint.errors import ConfigError, Fenced, PartitionLost, StillHeld
 from checkpoint.head import Holder, Spent
 from checkpoint.holders import this_process
@@ -188,6 +189,38 @@ def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:
     seen = [record["seen"] for record in store.batches("shop").to_pylist()]
     assert seen == [[{"first": 0, "last": 2}], [{"first": 3, "last": 5}]]
     assert_proven(store)
+
+
+@pytest.mark.parametrize("change", [lambda head: accept_incarnation(head, "broker", "orders"), accept_restore, reset])
+def test_a_life_that_begins_anew_waits_for_no_batch_of_the_one_before(place: Place, change: Amendment) -> None:
+    """A process died in a batch, and a person began the state anew: nothing is held until positions that may never come."""
+    one = member(place.store())
+    scope = one.claim(at(0)).claim.scope
+    _dies_in(one, batch(*orders(range(1000, 1003))))
+    assert one.claim(at(0)).hold == 1002
+    place.store().amend("shop", change, by="test", reason="created again")
+    assert one.claim(at(0)).hold is None
+    old = {name: told for name, told in json.loads(place.store().crash_marker("shop", scope) or "").items() if name != "life"}
+    place.store().set_crash_marker("shop", json.dumps(old), scope)
+    assert one.claim(at(0)).hold is None, "as an older version has noted it"
+
+
+def test_a_note_of_an_older_version_holds_in_the_first_life(place: Place) -> None:
+    """It says of no life; where the state has had but one, it is of that one."""
+    one = member(place.store())
+    place.store().set_crash_marker("shop", '{"span": [0, 4], "marker": null}', one.claim(at(0)).claim.scope)
+    assert one.claim(at(0)).hold == 4
+
+
+def _dies_in(one: Member, events: pa.Table) -> None:
+    """The end of a process in its handler."""
+
+    def die(rows: pa.Table, tx: Any) -> None:
+        raise KeyboardInterrupt
+
+    _handles(one, die)
+    with pytest.raises(KeyboardInterrupt):
+        one.process(one.claim(at(0)), events)
 
 
 def test_failures_of_two_processes_count_together(place: Place) -> None:

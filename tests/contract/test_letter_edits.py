@@ -26,6 +26,7 @@ def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) ->
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_body_with_another_key_takes_that_key_and_keeps_the_old_one(place: Place) -> None:
     """Duplicates under either key are no new message afterwards."""
     store = place.store()
@@ -51,6 +52,7 @@ def test_a_body_whose_key_is_decided_is_a_duplicate(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_edited_letter_that_fails_again_holds_all_its_keys(place: Place) -> None:
     """That of the new body, too; discard with release frees the old and the new one."""
     store = place.store()
@@ -87,6 +89,24 @@ def test_an_edited_letter_that_has_to_wait_holds_its_new_key(place: Place, parke
     assert_proven(store)
 
 
+@pytest.mark.parametrize("moved", [b'{"id": "t", "amount": -7}', b'{"id": null, "amount": -7}'])
+def test_a_letter_that_an_edit_moves_goes_on_to_block_its_sequence(place: Place, moved: bytes) -> None:
+    """Letters keep the order that they came in with: what waits behind one that fails again is not run, whatever its new body says."""
+    settings: dict[str, Any] = {"sequence_key": "data.id", "idempotence_key": ["data.id", "data.amount"]}
+    run = consumer(place.store(), **settings)
+    run(batch(event(0, "s", -1), event(1, "s", 2)), 0)
+    first = letters(place.store())[0]["id"]
+    DeadLetters(place.store()).edit(first, body=moved, **ANN)
+    done = reprocess(ALL, run)
+    assert (done.failed, done.waiting, statuses(place.store()), place.read()) == (1, 1, ["OPEN", "BLOCKED"], [])
+    assert_proven(place.store())
+    DeadLetters(place.store()).edit(first, body=b'{"id": "t", "amount": 7}', **ANN)
+    assert reprocess(Selection(ids=(first,)), run).reprocessed == 2
+    assert sorted(row["amount"] for row in place.read()) == [2, 7]
+    assert_proven(place.store())
+
+
+@pytest.mark.fast_on("postgres")
 def test_a_given_key_counts_whatever_the_body_says(place: Place) -> None:
     """Also where the body is edited afterwards; the key that the body has is not taken."""
     store = place.store()
@@ -103,6 +123,7 @@ def test_a_given_key_counts_whatever_the_body_says(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_conflict_is_settled_by_giving_it_a_key_of_its_own(place: Place) -> None:
     """Two messages that had one key by mistake have their effect both."""
     store = place.store()
@@ -116,6 +137,7 @@ def test_a_conflict_is_settled_by_giving_it_a_key_of_its_own(place: Place) -> No
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_discarded_letters_are_not_run_and_reopened_ones_are(place: Place) -> None:
     """Whoever discards wins over a later reprocess, until it is taken back."""
     store = place.store()
@@ -214,3 +236,21 @@ def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
     assert actions(store, letter)[-1][0::2] == ("LOST", -2)
     assert run(batch(event(1, "b", 1), event(2, "z", 1)), 1).processed == 2
     assert_proven(store)
+
+
+@pytest.mark.parametrize("body", [b"no json", b'{"amount": 3}', b'{"id": "b", "amount": 99}'], ids=["undecodable", "no key", "conflict"])
+@pytest.mark.parametrize("settled", [False, True])
+def test_an_edited_letter_explains_the_event_that_it_came_of(place: Place, body: bytes, settled: bool) -> None:
+    """Whatever became of the new body, and with whichever key and payload: the old event delivered again is a redelivery."""
+    events = batch(event(0, "b", 1), event(1, body=body), event(2, "c", 1))
+    run = consumer(place.store())
+    run(events, 0)
+    for amount in (-4, 4)[: 1 + settled]:
+        (letter,) = letters(place.store())
+        DeadLetters(place.store()).edit(letter["id"], body=b'{"id": "new", "amount": %d}' % amount, reason="r", by="me")
+        reprocess(Selection(), run)
+    assert [letter["status"] for letter in letters(place.store())] == ["REPROCESSED" if settled else "OPEN"]
+    for settings in ({}, {"query": "q2"}):
+        report = consumer(place.store(), **settings)(events, 0)
+        assert (report.redelivered, report.dead_lettered) == (3, 0)
+    assert_proven(place.store())

@@ -16,7 +16,7 @@ from checkpoint.changes import reset
 from checkpoint.errors import ConfigError, StoreUnavailable
 from dedup import DeadLetters, Selection, reprocess
 from dedup.core.store import Store
-from dedup.reprocessing.letters import events_of
+from dedup.reprocessing.events import events_of
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.people import ALL, ANN, BODY, failing, statuses
 from kit.places import Place, other_place

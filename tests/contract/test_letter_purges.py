@@ -120,6 +120,7 @@ def test_a_letter_that_passes_after_a_purge_leaves_all_its_keys_decided(place: P
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_lost_after_a_purge_frees_every_key_once(place: Place) -> None:
     """What comes before that is a duplicate, what comes afterwards has its effect, once."""
     store = place.store()
@@ -138,6 +139,7 @@ def test_a_letter_lost_after_a_purge_frees_every_key_once(place: Place) -> None:
     assert ids(place.read()) == ["b", "z"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_was_imported_holds_its_earlier_keys_all_the_same(place: Place, tmp_path: Path) -> None:
     """In the store that it comes into a purge frees none of them."""
     failing(place.store())
@@ -153,6 +155,7 @@ def test_a_letter_that_was_imported_holds_its_earlier_keys_all_the_same(place: P
     assert other.read() == []
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_erased_letter_holds_its_earlier_keys_all_the_same(place: Place) -> None:
     """`forget` erases what its history says of the event, and not that its keys are decided."""
     run = failing(place.store())

@@ -91,6 +91,7 @@ def test_a_released_key_is_free_until_it_is_taken_again(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_discarded_letter_can_release_its_key_later(place: Place) -> None:
     """Discarding again with release_key only releases."""
     store = place.store()
@@ -104,6 +105,7 @@ def test_a_discarded_letter_can_release_its_key_later(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_of_two_released_letters_of_one_key_one_can_be_reopened(place: Place) -> None:
     """The key is held by one letter only, also where both are reopened at once."""
     store = place.store()
@@ -225,6 +227,7 @@ def test_release_frees_the_keys_of_edits_too(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_discard_of_a_blocker_lets_its_followers_go_oldest_first(place: Place) -> None:
     """Of a sequence the next letter is open then; reopened, the first one blocks them again."""
     store = place.store()
@@ -256,6 +259,7 @@ def test_a_discard_of_open_letters_takes_none_that_it_opens(place: Place) -> Non
     assert statuses(store) == ["DISCARDED", "OPEN", "BLOCKED"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_portions_go_on_behind_each_other(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many portions and pages it takes, each letter is changed once, and the progress is told."""
     from deadletter import work
@@ -307,6 +311,7 @@ def test_of_many_discards_of_one_letter_one_wins(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_of_a_life_before_a_reset_can_be_given_up_and_taken_back(place: Place) -> None:
     """Their keys no longer count; what is done with them leaves the new life as it is."""
     store = place.store()

@@ -197,6 +197,7 @@ def test_an_error_that_may_pass_is_tried_again_and_given_up_in_the_end(place: Pl
     assert (one.once().dead, receiver.bodies(b"1")) == (1, [b"o1", b"o3", b"o4"])
 
 
+@pytest.mark.fast_on("postgres")
 def test_while_nothing_passes_nothing_is_given_up(place: Place) -> None:
     """An outage of the destination counts no attempt, however long it lasts."""
     publisher(place.store())(batch(*orders(range(3))), 0)
@@ -244,6 +245,17 @@ def test_purge_deletes_what_was_sent(place: Place) -> None:
     assert dispatcher(place, receiver).once().sent == 1 and len(receiver.got) == 5
     publisher(place.store())(batch(*orders(range(5, 8))), 2)
     assert dispatcher(place, receiver).once().sent == 3
+
+
+def test_messages_are_sent_after_all_earlier_ones_were_purged(place: Place) -> None:
+    """By a dispatcher that runs on, and by one that begins then: nothing of what was purged is needed for the next turn."""
+    running, receiver = dispatcher(place, Receiver()), Receiver()
+    for number in range(2):
+        publisher(place.store())(batch(*orders(range(number, number + 1))), number)
+        assert running.once().sent == 1
+        assert place.store().outbox("shop").purge(dt.datetime.now(dt.UTC) + dt.timedelta(seconds=5)) == 1
+    publisher(place.store())(batch(*orders(range(2, 3))), 2)
+    assert dispatcher(place, receiver).once().sent == 1 and len(receiver.got) == 1
 
 
 def test_rows_with_positions_leave_in_the_order_of_their_positions(place: Place) -> None:
@@ -302,6 +314,7 @@ def test_two_turns_at_once_have_no_key_in_common(place: Place) -> None:
         assert mine and others and not mine & others
 
 
+@pytest.mark.fast_on("postgres")
 def test_messages_are_sent_right_after_their_batch_where_that_is_asked_for(place: Place) -> None:
     """dispatch_to sends inline; a destination that is away fails no batch, and what waited goes with the next one."""
     receiver, run = Receiver(), publisher(place.store())
@@ -314,6 +327,7 @@ def test_messages_are_sent_right_after_their_batch_where_that_is_asked_for(place
     assert sorted(receiver.bodies()) == [b"p0-0", b"p0-1", b"p0-2", b"p0-3"] and states(place) == {"SENT": 4}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_sends_nothing_twice_unless_that_is_accepted(place: Place) -> None:
     """Messages cannot be taken back: a replay is refused; with accept_double they are new messages with ids of their own."""
     events = orders(range(3))
@@ -356,6 +370,7 @@ def test_a_letter_that_is_reprocessed_publishes_then(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_decision_without_a_name_is_nobodys(place: Place) -> None:
     """Who decided before does not stand beside it, and what a dispatcher notes takes no name away."""
     publisher(place.store())(batch(event(0, "o0", 0)), 0)

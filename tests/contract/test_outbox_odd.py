@@ -96,7 +96,7 @@ def test_turns_get_smaller_where_the_store_does_not_wait_for_their_marks(place: 
 
 def test_a_turn_of_single_messages_ends_with_so_many_bytes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a turn holds in memory is bounded by bytes, also where messages do not lie in pages; all of them leave, in order."""
-    for module in ("dedup.postgres.outbox", "dedup.delta.outbox"):
+    for module in ("dedup.postgres.outbox", "dedup.delta.messages"):
         monkeypatch.setattr(f"{module}.BYTES_PER_TURN", 250)
     run = consumer(place.store())
     run._handler = None

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from checkpoint.errors import IncarnationChanged
 from dedup.core.retention import PurgeBound
+from kit.aged import MONTH, age, now
 from kit.orders import assert_proven, batch, consumer, event, ids
 from kit.places import Place, PostgresPlace
 
@@ -76,3 +78,20 @@ def test_without_times_of_the_log_the_last_decision_counts(place: Place) -> None
     run(batch(at(0, "a", None)), 0)
     found = bound(place, ago(days=30))
     assert found is not None and ago(minutes=5) < found.read_to <= dt.datetime.now(dt.UTC)
+
+
+def test_a_duplicate_of_what_a_purge_took_is_a_redelivery_all_the_same(place: Place) -> None:
+    """Its key is unknown by then, and the record of its batch says what it was; an event of a later life of the topic is told from it."""
+    age(place)
+    logged = now()
+    again = batch(event(1, "a", enqueued_time=logged), event(2, "b", enqueued_time=logged))
+    assert consumer(place.store())(again, 1).duplicates == 1
+    place.store().upkeep(MONTH)  # type: ignore[attr-defined]
+    for number, settings in ((1, {}), (0, {"query": "q2"})):
+        report = consumer(place.store(), **settings)(again, number)
+        assert (report.redelivered, report.processed, report.dead_lettered) == (2, 0, 0)
+    later = event(1, "x", enqueued_time=logged + dt.timedelta(hours=1))
+    with pytest.raises(IncarnationChanged, match="broker/orders/0 1"):
+        consumer(place.store(), query="q3")(batch(later), 0)
+    assert sorted(ids(place.read())) == ["a", "b"]
+    assert_proven(place.store())

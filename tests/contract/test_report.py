@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import ConfigError, Refused
@@ -15,7 +16,7 @@ from checkpoint.position import Partition
 from dedup import Consumer, Report
 from dedup.pipeline.member import Member
 from fixtures.fix_places import Place
-from kit.orders import batch, consumer, event, ids, letters, orders
+from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 
 P0 = Partition("broker", "orders", 0)
 
@@ -67,6 +68,31 @@ def test_rows_of_a_notebook_are_processed_without_a_batch_id(place: Place, query
     assert [report.batch_id for report in found] == [0, 1, 2, 3]
     again = consumer(place.store(), query=query)
     assert (again.process(rows[3]).processed, sorted(ids(place.read()))) == (1, ["p0-0", "p0-1", "p0-2", "p0-3"])
+
+
+def test_a_column_that_the_first_dict_lacks_is_a_column(place: Place) -> None:
+    """Message ids among them: what only later rows have is not dropped."""
+    run, seen = consumer(place.store(), idempotence_key=None), list[Any]()
+    run._handler = None
+    run.foreach_batch(lambda rows, tx: seen.extend(rows["note"].to_pylist()))
+    one, told = event(0, "a"), {"properties": [{"key": "message-id", "value": b"A"}], "note": "told"}
+    del one["properties"]
+    report = run.process([one, {**event(1, "b"), **told}, {**event(2, "b"), **told}])
+    assert (report.processed, report.duplicates, seen) == (2, 1, [None, "told"])
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("bisect", [True, False])
+def test_texts_in_views_are_texts(place: Place, bisect: bool) -> None:
+    """Duplicates, halves and letters need rows that can be picked, which Arrow's views do not allow."""
+    run = consumer(place.store(), bisect=bisect, idempotence_key="k", decode=None, on_key_conflict="duplicate")
+    run._handler = None
+    seen: list[Any] = []
+    run.foreach_batch(lambda rows, tx: seen.extend(tx.reject(rows, pc.equal(rows["k"], "c"), "no")["k"].to_pylist()))
+    rows = batch(*orders(range(4))).append_column("k", pa.array(["a", "a", "b", "c"], pa.string_view()))
+    report = run(rows, 0)
+    assert (report.processed, report.duplicates, report.dead_lettered, seen) == (2, 1, 1, ["a", "b"])
+    assert_proven(place.store())
 
 
 @pytest.mark.parametrize("query", [None, "q"])

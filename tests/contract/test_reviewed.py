@@ -39,6 +39,7 @@ def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     ("other", "settings"),
     [
@@ -83,6 +84,7 @@ def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
     """Its key counts no longer: tried again or discarded, it reserves nothing but the key of now, and verify agrees."""
     store = place.store()
@@ -98,6 +100,7 @@ def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> None:
     """An exploded event repeats what is a dead letter: the letter alone has the key, and its effect comes once, by reprocess."""
     events = (event(0, "a", -1), event(1, "b"), {**event(1, "a", -1), "part": 1})

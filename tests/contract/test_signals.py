@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from deadletter.policy import FailurePolicy
 from dedup import Consumer, decode, signals
 from dedup.signals.metrics import METRICS, Numbers
 from dedup.signals.opentelemetry import ATTRIBUTES, BOUNDARIES, CONSUMER, OUTCOME
+from dedup.signals.standing import look
 from fixtures.fix_places import Place
 from kit.orders import ORDER, batch, consumer, event, orders, write_orders
 from kit.paths import environment
@@ -133,6 +135,21 @@ def test_a_store_is_observed(place: Place, sdk: Sdk) -> None:
         assert points(one, *(ATTRIBUTES[label] for label in ("consumer", *metric.labels))) == pytest.approx(expected, abs=60)
     assert points(found["dedup.letters.open"], "dedup.kind")["REJECTED",] == 1
     assert 0 <= points(found["dedup.letters.oldest.age"], CONSUMER)["shop",] < 60
+
+
+def test_all_open_letters_are_counted(place: Place) -> None:
+    """Also those of many kinds of errors, with the oldest one, which may be the only one of its kind."""
+    run = consumer(place.store(), budget=None)
+    run._handler = None
+    words = ["".join(pair) for pair in product("abcdefghijk", repeat=2)]
+
+    @run.foreach(on="driver")
+    def refuse(event: Any, tx: Any) -> None:
+        tx.dead_letter(event, f"word {words[event.data['amount']]}")
+
+    run(batch(*orders(range(len(words)))), 0)
+    found = look(place.store(), "shop")
+    assert found.letters == {"REJECTED": len(words)} and found.damage is None
 
 
 def test_the_lag_is_observed_where_a_broker_is_named(place: Place, sdk: Sdk) -> None:

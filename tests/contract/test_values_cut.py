@@ -86,6 +86,7 @@ def fates_by_cut(place: Place, given: list[tuple[str, Any]], data: st.DataObject
     assert len(found[names[0]]) + len(told[names[0]]) == len(rows)
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_where_a_batch_is_cut_changes_nothing(place: Place) -> None:
     """Any rows, cut anywhere: the same rows are stored, and the same events are parked with the same words."""

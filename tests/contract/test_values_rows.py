@@ -141,3 +141,12 @@ def test_a_copy_reaches_all_that_can_change() -> None:
 def test_the_schema_of_rows_for_a_message_asks_no_container() -> None:
     """What holds itself has a type in a message, and the process goes on."""
     assert PlainRows([{"x": _holding_itself(), "n": 1}]).schema == pa.schema([("x", pa.string()), ("n", pa.int64())])
+
+
+def test_a_row_that_comes_after_its_deletion_has_nothing_of_the_old_one(place: Place) -> None:
+    """Within a batch as in two: the columns that it lacks are NULL."""
+    sink(place, keys=True)
+    written(bare(place.store(), name="a"), [{"n": n, "i": 1, "s": "old"} for n in (1, 2, 3)], keys="n")(batch(*orders([0])), 0)
+    rows = [{"n": n, "i": i, "gone": gone} for n, i, gone in [(1, 2, True), (2, 2, False), (1, 3, False), (3, 3, True)]]
+    written(bare(place.store(), name="b"), rows, keys="n", delete_when="gone")(batch(*orders([0])), 0)
+    assert sorted(read(place, "late", ["n", "i", "s"])) == [(1, 3, None), (2, 2, "old")]

@@ -16,9 +16,9 @@ from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
 from dedup.verify import COUNTS, load, save, verify
-from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event, orders
 from kit.people import failing
+from kit.pg_run import run
 from kit.places import Place, PostgresPlace
 
 
@@ -51,6 +51,7 @@ def test_a_proof_is_gone_on_from(place: Place, tmp_path: Path, monkeypatch: pyte
     assert again.proof and again.proof.seq > first.proof.seq
 
 
+@pytest.mark.fast_on("postgres")
 def test_small_pages_give_the_same_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many records and letters are read at once."""
     fill(place)
@@ -60,6 +61,7 @@ def test_small_pages_give_the_same_answer(place: Place, monkeypatch: pytest.Monk
     assert facts(verify(place.store(), "shop")) == facts(whole) and whole.ok
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_proof_of_another_state_is_not_believed(place: Place) -> None:
     """After a reset, for another consumer's records, or where its last record is another one, everything is checked."""
     fill(place)
@@ -136,6 +138,7 @@ def test_each_contradiction_names_its_range_and_what_to_do(postgres: str, damage
     assert verify(place.store(), "shop").contradictions == report.contradictions
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_consumer_that_goes_on_is_looked_at_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that commit while it reads contradict nothing: records and letters are of one moment in the end."""
     fill(place)

@@ -52,6 +52,11 @@ def handle(rows: pa.Table, tx: Any, coin: float) -> None:
     tx.merge(pa.table([_text(f.seat for f in found), marks, leaves], ["id", "amount", "leaves"]), "latest", ["id"], delete_when="leaves")
 
 
+def handle_all(rows: pa.Table, tx: Any) -> None:
+    """The same without what is rejected at random."""
+    handle(rows, tx, 0.0)
+
+
 def handle_one(event: Any, tx: Any) -> None:
     """The same for one event, but for what is rejected at random."""
     if event.data["amount"] < 0:

@@ -29,7 +29,7 @@ SEED, BATCHES = 6, 3
 def run_batches(place: DeltaPlace, numbers: range) -> None:
     """With a store that remembers nothing of earlier ones."""
     run = consumer(place.store(), budget=None)
-    run._handler = lambda rows, tx: child.handle(rows, tx, 0.0)
+    run._handler = child.handle_all
     for number in numbers:
         run(log.planned(SEED, number), number)
 

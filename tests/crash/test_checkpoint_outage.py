@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from fixtures.fix_eventhubs import MakeHub
-from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.checkpoint_kit import make
 from kit.eventhubs.control import Double
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.crash]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from fixtures.fix_postgres import run
 from kit.paths import ROOT, environment
 from kit.pg_proxy import until
+from kit.pg_run import run
 from kit.pg_server import Server, running_server
 
 HERE, THERE, NAME = "10.222.77.1", "10.222.77.2", f"dedup{os.getpid() % 10_000}"

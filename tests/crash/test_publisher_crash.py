@@ -13,9 +13,9 @@ import pytest
 
 from dedup.publishing import Published
 from dedup.publishing.publisher import STEPS
-from fixtures.fix_postgres import run
 from kit.children import Child, Nursery
 from kit.hub_orders import until
+from kit.pg_run import run
 from kit.publish_child import KEYS, event
 from kit.publish_kit import consumed, kept, publisher, waiting
 

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.paths import environment
+from kit.pg_run import run
 
 pytestmark = pytest.mark.postgres
 

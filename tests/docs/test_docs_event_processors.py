@@ -17,9 +17,9 @@ from azure.storage.blob import ContainerClient
 
 from checkpoint import BlobMirror, Group, Partition, PostgresCheckpointStore
 from dedup.cli.exits import ExitCode
-from fixtures.fix_postgres import run
 from kit.paths import ROOT
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 Run = Callable[..., tuple[int, str, str]]
 

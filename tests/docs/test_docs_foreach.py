@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from dedup.core.envelope import ENVELOPE
-from fixtures.fix_postgres import run
 from kit.paths import ROOT
+from kit.pg_run import run
 
 TEXT = (ROOT / "docs/how-to/foreach.md").read_text()
 FIRST, *OTHERS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)

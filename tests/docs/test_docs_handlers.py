@@ -13,8 +13,8 @@ import pytest
 from dedup import Consumer, FailurePolicy, PostgresStore, decode
 from dedup.core.messages import Chosen
 from dedup.pipeline.tx import Tx
-from fixtures.fix_postgres import run
 from kit.paths import ROOT
+from kit.pg_run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

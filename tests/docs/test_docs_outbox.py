@@ -13,9 +13,9 @@ from dedup import PostgresStore, Takeover
 from dedup.cli.exits import ExitCode
 from dedup.core.envelope import ENVELOPE
 from dedup.core.messages import Chosen
-from fixtures.fix_postgres import run
 from kit.kafka_kit import Topic, received
 from kit.paths import ROOT
+from kit.pg_run import run
 
 TEXT = (ROOT / "docs/how-to/outbox.md").read_text()
 

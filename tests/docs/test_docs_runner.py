@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from fixtures.fix_postgres import run
+from fixtures.variants import of_which
 from kit.hub_orders import until
 from kit.paths import ROOT
+from kit.pg_run import run
 
 PAGE = (ROOT / "docs/how-to/runner.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -36,7 +37,7 @@ def test_the_first_code_stands_within_fifteen_lines() -> None:
     assert PAGE.splitlines().index("```python") < 15
 
 
-@pytest.mark.parametrize("own_loop", [False, True])
+@pytest.mark.parametrize("own_loop", of_which(1, [True, False]))
 def test_the_snippets_run(eventhubs: Any, new_hub: Any, postgres: str, tmp_path: Path, own_loop: bool) -> None:
     """The program as it is shown writes the orders of the hub, each once, and ends well on SIGTERM; so does that with a loop of its own."""
     hub = new_hub(partitions=2)

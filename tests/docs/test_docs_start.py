@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.fix_postgres import run
 from kit import kafka_server, maven
 from kit.kafka_kit import Topic
 from kit.paths import ROOT
+from kit.pg_run import run
 
 PAGE = (ROOT / "docs/tutorial/start.md").read_text()
 ROWS = [("m-1", "ann", 5), ("m-2", "bob", 7)]

@@ -12,9 +12,9 @@ import pytest
 from dedup import Consumer, DeltaStore, PostgresStore
 from dedup.pipeline.report import Report
 from dedup.verify import verify
-from fixtures.fix_postgres import run
 from kit.aged import turned
 from kit.paths import ROOT
+from kit.pg_run import run
 
 KEYS, PURGE, UPGRADE = ((ROOT / "docs/how-to" / page).read_text() for page in ("keys.md", "purge.md", "upgrade.md"))
 BODIES = ('{"order_id": "a", "version": 1}', '{"order_id": "a", "version": 2}', '{"order_id": "a", "version": 2}')

@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 from dedup.delta import DeltaStore
 from dedup.postgres import PostgresStore
 from dedup.verify import verify
-from fixtures.fix_postgres import run
 from kit import kafka_server
 from kit.eventhubs.control import Double
 from kit.hub_orders import until
 from kit.kafka_kit import Topic, received
 from kit.paths import ROOT, environment
+from kit.pg_run import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,10 +25,16 @@ def child(request: pytest.FixtureRequest, kind: str, mode: str, folder: Path) ->
     """What limits_child.py prints."""
     where = str(folder / "place") if kind == "delta" else request.getfixturevalue("postgres")
     command = [sys.executable, "-m", "kit.limits_child", kind, where, mode, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
-    told = "\n".join(line for line in done.stderr.splitlines() if not line.startswith("\tat "))
-    assert done.returncode == 0, told[-3000:]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=550)
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"it did not end: {_in_short((late.stderr or b'').decode())}")
+    assert done.returncode == 0, _in_short(done.stderr)
     return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _in_short(log: str) -> str:
+    return "\n".join(line for line in log.splitlines() if not line.startswith("\tat "))[-3000:]
 
 
 @pytest.mark.spark

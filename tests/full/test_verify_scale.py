@@ -16,9 +16,9 @@ from checkpoint.records import RecordFilter
 from deadletter.store import Commit
 from dedup.core.steps import Advance, Record
 from dedup.delta import DeltaStore
-from fixtures.fix_postgres import run
 from kit import delta_kit as kit
 from kit.orders import batch, consumer, orders
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 BATCHES, PARTITIONS, WIDTH, GAP = 10_000, 4, 2_500, 100

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dedup import Consumer
-from fixtures.fix_postgres import run
 from kit.clock import showing
 from kit.orders import batch, consumer, event
+from kit.pg_run import run
 from kit.places import Place, PostgresPlace
 
 MONTH = dt.timedelta(days=30)

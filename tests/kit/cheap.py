@@ -14,10 +14,15 @@ MEMORY, ENOUGH = Path("/dev/shm"), 8 << 30
 """A file system in memory, and how many bytes of it and of memory are free where the tests write there. Creating and removing a file costs
 a tenth of what it costs on a disk, and a killed process leaves it behind just as well."""
 
-JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:-UseCodeCacheFlushing"
-"""Small actions never gain what compiling better costs: a session of Spark that commits three times takes half of the CPU. The cache that
-goes with quick compiling is small: throwing code out of it, and compiling it again, takes a sixth of a long session's CPU."""
+LASTING = "-XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m -XX:-UseCodeCacheFlushing"
+"""For a session of hours: after some thirty tests whose commits Spark makes, the next ones take two thirds of the CPU. Throwing code out of
+the cache, and compiling it again, takes a sixth of a long session's."""
 
+JVM = f"-XX:TieredStopAtLevel=1 {LASTING}"
+"""Small actions never gain what compiling better costs: a session of Spark that commits three times takes half of the CPU."""
+
+LASTS = "DEDUP_TEST_LASTS"
+"""Variable of a run whose sessions are worth it."""
 
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
@@ -59,7 +64,7 @@ def _remove(folder: str, owner: int) -> None:
 def compile_quickly() -> None:
     """For every JVM that spark-submit starts, the one of a session, too, and for Kafka's; whoever sets these variables decides."""
     shared = f" -XX:SharedArchiveFile={archive()} -Xlog:disable -Xlog:all=error:stderr" if archive().exists() else ""
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM + shared)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", (LASTING if LASTS in os.environ else JVM) + shared)
     os.environ.setdefault("DEDUP_TEST_JVM", JVM)
 
 

@@ -35,10 +35,17 @@ def _tables(root: str) -> list[str]:
 
 
 def files_with(folder: Path, secret: str) -> list[str]:
-    """Files of Parquet in a folder that hold it, whether a table lists them or not."""
-    return [
-        path.name for path in sorted(folder.rglob("*.parquet")) if "_delta_log" not in path.parts and _says(pq.read_table(path), secret)
-    ]
+    """Files of Delta tables in a folder that hold it, whether a table lists them or not, and their logs, but for the ledger's.
+
+    The ledger's says what its files are, and sinks' files are: their bounds are not dedup's to erase.
+    """
+    found = [path for path in sorted(folder.rglob("*.parquet")) if not _is_ledgers_log(path) and _says(pq.read_table(path), secret)]
+    entries = [path for path in sorted(folder.rglob("_delta_log/*.json")) if not _is_ledgers_log(path)]
+    return [path.name for path in (*found, *(path for path in entries if secret in path.read_text()))]
+
+
+def _is_ledgers_log(path: Path) -> bool:
+    return "_delta_log" in path.parts and "ledger" in path.parts
 
 
 def _says(rows: pa.Table, secret: str) -> bool:

@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 
 from checkpoint.postgres.sql import roles_sql
 from dedup import PostgresStore
-from fixtures.fix_postgres import run
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 LOGINS = {"owner": "he_dba", "run": "he_app", "read": "he_dashboard", "operate": "he_operator", "inspect": "he_reader"}

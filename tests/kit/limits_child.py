@@ -88,7 +88,7 @@ def gigabyte(place: Place) -> dict[str, Any]:
     rows, told = shape(session(**{"spark.driver.memory": sys.argv[3]}).range(0, EVENTS, 1, 4), SIZE), dict[str, Any]()
     begun = time.monotonic()
     try:
-        told["processed"] = writes(place, SIZE)(rows, 0).processed
+        told["processed"] = writes(place, SIZE, max_outage=60.0)(rows, 0).processed
     except BatchTooLarge as error:
         told["error"] = str(error)
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

@@ -560,7 +560,7 @@ MUTANTS = (
         "dedup/spark/answering.py",
         "if (why := _ended(session)) is not None:",
         "if (why := _ended(session)) is not None and False:",
-        "tests/crash/test_jvm_gone.py::test_a_jvm_that_dies_parks_no_event_of_a_handler_of_frames",
+        "tests/crash/test_jvm_gone.py::test_a_jvm_that_dies_while_frames_are_handled_parks_no_event",
     ),
     Mutant(
         "the checkpoints are read after the topics",

@@ -11,8 +11,16 @@ _FEATURES = "tests/stores/delta/test_delta_features.py::"
 _KEYS, _DAMAGE = "tests/stores/delta/test_key_files.py::", "tests/stores/delta/test_key_damage.py::"
 _COPIES = "tests/stores/delta/test_key_copies.py::"
 _PURGES = "tests/stores/delta/test_key_purges.py::"
+_COMPACTION = "tests/stores/delta/test_delta_compaction.py::"
 
 DELTA = (
+    Mutant(
+        "an open table keeps the token that it was opened with",
+        "dedup/delta/tables.py",
+        " and given == self._given:",
+        ":",
+        "tests/stores/delta/test_storage_tokens.py::test_a_consumer_outlives_the_token_that_it_began_with",
+    ),
     Mutant(
         "a look goes on from one that ended in the middle",
         "dedup/delta/state.py",
@@ -268,6 +276,20 @@ DELTA = (
         "seq = max(header.seq, last_decision(state.sinks.engine, *state.outbox_uris()) + 1)",
         "seq = header.seq",
         _BACK + "test_after_an_accepted_restore_no_message_is_taken_for_a_sent_one",
+    ),
+    Mutant(
+        "a compaction does not look whether its files are still there",
+        "dedup/delta/compaction.py",
+        "if table is None or not {file.path for file in files} <= tables.listed(table):",
+        "if table is None:",
+        _COMPACTION + "test_two_compactions_of_an_outbox_at_once_send_each_message_once",
+    ),
+    Mutant(
+        "a compaction lands behind any other commit",
+        "dedup/delta/compaction.py",
+        "removes=removes, exact=True)",
+        "removes=removes, exact=False)",
+        _COMPACTION + "test_a_compaction_leaves_it_to_another_one",
     ),
     Mutant(
         "verify believes the ledger about publications",

@@ -270,6 +270,9 @@ class Session:
     def _outbox_flying(self, _: Any) -> list[tuple[Any, ...]]:
         return [row.taken for row in self._flying()]
 
+    def _outbox_flying_number(self, _: Any) -> list[tuple[Any, ...]]:
+        return [(row.flight,) for row in self._flying()][:1]
+
     def _outbox_fly(self, p: Any) -> list[tuple[int]]:
         self._put(self._tables.flight, "last", p.flight)
         return self._change(self._of(_places(p)), state=State.FLYING, flight=p.flight)

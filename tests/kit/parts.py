@@ -17,10 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kit.cheap import LASTS
 from kit.paths import ROOT, environment
 
 OK, FAILED, STOPPED, EMPTY = 0, 1, 2, 5
 """pytest's exit codes: STOPPED where it was interrupted and no test had failed (tests/fixtures/rooms.py), EMPTY where none was selected."""
+
+CORES = len(os.sched_getaffinity(0))
 
 GRACE = 300.0
 """Seconds for a run that is stopped to end its servers."""
@@ -34,29 +37,32 @@ class Part:
     rooms: tuple[str, ...]
     marked: str = ""
     about: str = ""
+    lasts: bool = False
+    """Hours in Spark's JVM: it compiles well, and there is none beyond one for each core."""
 
 
 PARTS = (
     Part("crash", ("crash",), "not spark and not objects", "each way in which each call, file operation and step may fail, and the loops"),
     Part("brokers", ("brokers",), "", "Kafka and Event Hubs: streams that are killed, pipelines of messages"),
-    Part("delta-spark", ("contract",), "spark", 'the contract on DeltaStore(engine="spark")'),
+    Part("delta-spark", ("contract",), "spark", 'the contract on DeltaStore(engine="spark")', lasts=True),
     Part("postgres", ("stores/postgres",), "", "the contract under the least-privilege role"),
     Part("contract", ("contract",), "not spark and not objects", "on PostgreSQL and Delta"),
     Part("objects", ("contract", "crash"), "objects", "the contract on Delta tables in Azure Blob storage and on S3, requests that fail"),
     Part("delta", ("stores/delta",)),
     Part("spark", ("spark",)),
     Part("others", ("unit", "cli", "docs", "packaging"), "", "all rooms that need minutes only"),
-    Part("full", ("full",), "", "Spark Connect, real inputs, limits of memory, Microsoft's own tests, tests of the benchmarks"),
+    Part("full", ("full",), "", "Spark Connect, a cluster, real inputs, limits of memory, Microsoft's own tests, tests of the benchmarks"),
     Part("simulation", ("simulation",), "", "100,000 schedules"),
     Part("crash-spark", ("crash",), "spark", "drivers, executors and brokers that die; processes that commit by Spark"),
 )
 
 
-def command(part: Part, *, left: bool, options: Sequence[str] = ()) -> list[str]:
+def command(part: Part, *, left: bool, jobs: int = CORES, options: Sequence[str] = ()) -> list[str]:
     """The line that runs it."""
     marked = " and ".join(filter(None, [part.marked, "full" if left else ""]))
+    spread = ["-n", str(min(jobs, CORES) if part.lasts else jobs), "--dist", "loadgroup", "--no-loadscope-reorder"]
     rooms = [str(ROOT / "tests" / room) for room in part.rooms]
-    return [sys.executable, "-m", "pytest", "-m", marked, "--dist", "loadgroup", "--no-loadscope-reorder", *options, *rooms]
+    return [sys.executable, "-m", "pytest", "-m", marked, *spread, *options, *rooms]
 
 
 def run_contract(marked: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -65,9 +71,9 @@ def run_contract(marked: str, **variables: str) -> subprocess.CompletedProcess[s
     return subprocess.run(line, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=False)
 
 
-def run(line: Sequence[str], is_over: Callable[[], bool]) -> int:
+def run(line: Sequence[str], is_over: Callable[[], bool], **variables: str) -> int:
     """pytest's exit code. Once it is over the run is interrupted as by Control-C: it says what has failed, and ends its servers."""
-    process = subprocess.Popen(line, cwd=ROOT, env=environment(), preexec_fn=_heeds_interrupts)
+    process = subprocess.Popen(line, cwd=ROOT, env=environment(**variables), preexec_fn=_heeds_interrupts)
     while process.poll() is None and not is_over():
         time.sleep(0.2)
     if process.poll() is None:
@@ -85,13 +91,14 @@ def _heeds_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def play(parts: Sequence[Part], *, left: bool, until: float, options: Sequence[str] = ()) -> dict[str, int | None]:
+def play(parts: Sequence[Part], *, left: bool, until: float, jobs: int = CORES, options: Sequence[str] = ()) -> dict[str, int | None]:
     """Part -> its exit code, None where it was not begun."""
     ended: dict[str, int | None] = dict.fromkeys(part.name for part in parts)
     for part in parts:
         if time.time() < until:
             print(f"== {part.name}: {part.about or 'all of it'}", flush=True)
-            ended[part.name] = run(command(part, left=left, options=options), lambda: time.time() >= until)
+            line = command(part, left=left, jobs=jobs, options=options)
+            ended[part.name] = run(line, lambda: time.time() >= until, **({LASTS: "1"} if part.lasts else {}))
     return ended
 
 
@@ -124,12 +131,12 @@ def main() -> int:
     parser.add_argument("--left", action="store_true")
     parser.add_argument("--until", type=float, default=float("inf"))
     parser.add_argument("--turn", type=int, default=0)
-    parser.add_argument("--jobs", default=str(len(os.sched_getaffinity(0))))
+    parser.add_argument("--jobs", type=int, default=CORES)
     given, options = parser.parse_known_args()
     if given.parts == ["list"]:
         print(*(f"{part.name:12} {part.about or ', '.join(part.rooms)}" for part in PARTS), sep="\n")
         return OK
-    ended = play(in_turn(_chosen(given.parts), given.turn), left=given.left, until=given.until, options=["-n", given.jobs, *options])
+    ended = play(in_turn(_chosen(given.parts), given.turn), left=given.left, until=given.until, jobs=given.jobs, options=options)
     print(*told(ended), sep="\n")
     return OK if set(ended.values()) <= {OK, EMPTY, STOPPED, None} else FAILED
 

@@ -96,11 +96,9 @@ class PostgresPlace:
 
     def execute(self, sql: str) -> list[tuple[Any, ...]]:
         """One statement, as the owner."""
-        import psycopg
+        from kit.pg_run import run
 
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            cursor = connection.execute(sql)
-            return cursor.fetchall() if cursor.description else []
+        return run(self.url, sql)
 
     def create_sink(self, name: str = "orders") -> None:
         """A table with the columns of SINK."""

@@ -16,7 +16,7 @@ from dedup.eventhub import Sender, log_reader
 from dedup.eventhub.rows import SCHEMA
 from dedup.publishing import OutgoingEvent, Publisher
 from dedup.publishing.events import GATEWAY, Stored
-from fixtures.fix_postgres import run
+from kit.pg_run import run
 
 TABLES = ("publish_destination", "publisher", "publisher_lane", "publisher_event", "published_id")
 

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 
 import dedup
 from checkpoint.install import DISTRIBUTION
-from kit.paths import ROOT
+from kit.paths import ROOT, copy_checkout
 
 PACKAGES = ("checkpoint", "deadletter", "dedup")
 
@@ -64,22 +64,11 @@ class Environment:
         return done
 
 
-def not_of_the_checkout(folder: str, names: list[str]) -> list[str]:
-    """What Python and an editable install leave in the folders."""
-    return [name for name in names if name == "__pycache__" or Path(folder, name).is_symlink()]
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the sdist of the checkout and the wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("built")
-    source = folder / "source"
-    source.mkdir()
-    for name in (*PACKAGES, "sql", "tests", "docs", "benchmarks", "examples", ".ci"):
-        shutil.copytree(ROOT / name, source / name, ignore=not_of_the_checkout)
-    for file in ROOT.iterdir():
-        if file.is_file():
-            shutil.copy(file, source)
+    source = copy_checkout(folder / "source", (*PACKAGES, "sql", "tests", "docs", "benchmarks", "examples", ".ci"))
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -226,7 +226,7 @@ def consumer_job(handler: Handler, *, single: bool = False) -> Callable[[Path], 
     ("handler", "broken"),
     [
         pytest.param(writes, set(), marks=pytest.mark.full),
-        (writes_elsewhere, {kit.OUTSIDE, kit.DOUBLED}),
+        pytest.param(writes_elsewhere, {kit.OUTSIDE, kit.DOUBLED}, marks=pytest.mark.full),
         pytest.param(needs_it_new, {kit.OUTSIDE, kit.DEATH}, marks=pytest.mark.full),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -283,6 +283,13 @@ def test_clean_rows_become_events_or_stay_rows() -> None:
     assert set(as_rows["id"].to_pylist()) == set(ROWS["id"].to_pylist()) and as_rows.column_names == ["id", "amount"]
     bodies = pa.concat_tables(deliver(ROWS.to_pylist()))["body"].to_pylist()
     assert {json.loads(body)["id"] for body in bodies} == set(ROWS["id"].to_pylist())
+
+
+def test_rows_that_lack_columns_are_delivered_whole() -> None:
+    """Of a list of dicts each name is a column, not those of the first row alone."""
+    bodies = pa.concat_tables(deliver([{"id": 1}, {"id": 2, "note": "x"}]))["body"].to_pylist()
+    notes = {json.loads(body)["id"]: json.loads(body).get("note") for body in bodies}
+    assert notes == {1: None, 2: "x"}
 
 
 PLUGIN = """

@@ -21,6 +21,7 @@ from checkpoint.errors import ConfigError
 from dedup.core.envelope import ENVELOPE
 from dedup.core.keys import INTERNAL, KeySettings, encode_parts
 from dedup.core.rows import arrow_of
+from dedup.decode.hashing import canonical
 from dedup.decode.prepare import Prepare, prepare_events
 from kit import key_reference as reference
 from kit.paths import ROOT, TESTS
@@ -256,6 +257,26 @@ def test_a_type_without_one_canonical_form_is_refused(kind: pa.DataType, use: st
     chosen = KeySettings(("x",)) if use == "key" else KeySettings(payload=("x",))
     with pytest.raises(ConfigError, match=r"'x' is of type .* cannot be part of .*(cast|string)"):
         prepare_events(events(x=pa.nulls(1, kind)), Prepare("c", chosen))
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "texts"),
+    [
+        (
+            "ns",
+            [1_700_000_000_000_000_100, 1_000, 0, -1, 1, -999, -1_500, None],
+            ["1700000000000000.1", "1", "0", "-0.001", "0.001", "-0.999", "-1.5"],
+        ),
+        ("ns", [1_000, -2_000, None], ["1", "-2"]),
+        ("s", [9_223_372_036_855, 1, None], ["9223372036855000000", "1000000"]),
+        ("ms", [2**62, -1, None], ["4611686018427387904000", "-1000"]),
+        ("us", [1, -1, None], ["1", "-1"]),
+    ],
+)
+def test_no_timestamp_of_a_key_is_cut(unit: str, values: list[int | None], texts: list[str]) -> None:
+    """Two times that differ are two keys, whatever the unit; equal times in two units are one."""
+    column = pa.array([7, *values], pa.int64()).cast(pa.timestamp(unit)).slice(1)
+    assert canonical("at", column).to_pylist() == [*(text.encode() for text in texts), None]
 
 
 def test_missing_key_columns_are_one_error_that_names_them() -> None:

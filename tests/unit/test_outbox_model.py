@@ -11,6 +11,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from psycopg.conninfo import make_conninfo
 from checkpoint.errors import DestinationUnavailable, Fenced, StoreError
 from checkpoint.holders import take_epoch
 from deadletter.store import Commit
-from dedup.core.messages import MESSAGES, Marks, Messages, lanes
+from dedup.core.messages import MESSAGES, Failed, Marks, Messages, lanes
 from dedup.outbox import Dispatcher, ExactlyOnce, Message, Outcome, SendFailure, State
 from dedup.outbox.exactly_once import Flight
 from dedup.postgres import PostgresStore
@@ -140,8 +141,8 @@ class SimTransactions:
     def __init__(self, world: World, *, asks: bool = True) -> None:
         self._world, self._mine, self._asks = world, 0, asks
 
-    def connect(self) -> None:
-        if not self._mine:
+    def connect(self, *, anew: bool = False) -> None:
+        if anew or not self._mine:
             self._world.epoch += 1
             self._mine = self._world.epoch
 
@@ -151,6 +152,9 @@ class SimTransactions:
     def send(self, flight: Flight) -> Outcome:
         world = self._world
         refused = {p: SendFailure("Refused", "no", permanent=True) for p, m in enumerate(flight.messages) if m.id in world.poison}
+        if not world.quiet and world.dice.random() < 0.05:  # the topic is not there: a client tells this also where it is fenced
+            self._mine = 0
+            return Outcome({place: SendFailure("Missing", "no", permanent=False) for place in range(len(flight.messages))})
         if self._mine != world.epoch:
             raise Fenced
         if refused:
@@ -317,6 +321,20 @@ def test_the_model_sees_a_flight_that_is_taken_for_an_older_one_of_its_number(mo
     """A database that was restored counts flights anew: were they told by their numbers alone, some schedule would lose."""
     monkeypatch.setattr(Flight, "token", property(lambda self: str(self.number)))
     assert seen(1_000, exact, lost_of)
+
+
+def test_the_model_sees_a_flight_that_is_taken_back_while_another_sends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One misses a topic, another one commits the same flight: were it taken back nevertheless, some schedule would double."""
+    ground = PgOutbox.ground
+
+    def careless(self: PgOutbox, flight: Flight, dead: Failed | None) -> None:
+        with self._transaction("looking") as connection:
+            count = self._all(connection, "outbox_flight")[0][0]
+            connection.execute("commit")
+        ground(self, replace(flight, count=count), dead)
+
+    monkeypatch.setattr(PgOutbox, "ground", careless)
+    assert seen(300, exact, lambda w: len(w.arrived) > len({m.id for m in w.arrived}))
 
 
 def test_the_model_sees_marks_that_come_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_purged_position_is_not_suspected() -> None:
     sifted = planning.sift(index_of(table), head, seen, np.zeros(0, dtype=np.int64))
     rows = planning.suspects(sifted, sifted.reserve.slice(0, 0), compare_payload=True)
     assert rows.tolist() == [1]
-    assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head).tolist() == [1]
+    assert planning.unexplained(sifted.index, rows, LETTERS.empty_table(), head, set).tolist() == [1]
     with pytest.raises(IncarnationChanged, match="topic/0 5"):
         planning.check_redeliveries(sifted.index, rows, KEYS.empty_table(), head)
 

@@ -22,8 +22,12 @@ from checkpoint.errors import (
 )
 from deadletter.selection import Selection
 from dedup.delta import DeltaStore
+from dedup.signals.metrics import UP, Numbers
+from dedup.signals.standing import look
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store
+from kit.orders import batch, consumer, event, orders
+from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
 
@@ -205,3 +209,18 @@ def test_an_older_state_is_refused_before_anything_is_compared_or_written(folder
         with pytest.raises(SchemaOutdated, match=r"no conversion.*new store folder and a new consumer"):
             act(open_store(folder))
     assert (ledger(folder).version(), DeltaTable(str(folder / "orders")).version()) == (before, sinks)
+
+
+def test_one_damaged_consumer_hides_no_other(tmp_path: Path) -> None:
+    """Its status says what is wrong with it, and the metrics of the store have the others' numbers."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    for name in ("shop", "other"):
+        run = consumer(place.store(), name=name)
+        run(batch(*orders(range(2)), event(5, f"{name}-bad", -1)), 0)
+    shutil.rmtree(tmp_path / "state/dead_letters/shop")
+    found = look(place.store(), "shop")
+    assert found.damage is not None and "dead_letters" in found.damage and found.letters == {}
+    values = Numbers(place.store()).values()
+    assert values[UP] == [({}, 1.0)]
+    assert sorted(labels["consumer"] for labels, _ in values["dedup_damage"]) == ["other", "shop"]

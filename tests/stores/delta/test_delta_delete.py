@@ -13,6 +13,7 @@ import pytest
 from checkpoint.errors import DedupError
 from dedup import DeadLetters, Selection
 from dedup.delta.ledger import DELETE, DELETED, Header
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.outgoing import publisher
 from kit.people import ANN
@@ -74,6 +75,7 @@ def test_files_of_attempts_that_died_go_and_those_of_another_call_stay(place: De
     assert (old.exists(), new.exists()) == (False, True)
 
 
+@pytest.mark.full
 def test_a_deleted_consumer_whose_ledger_cannot_be_read_hides_no_other_one(place: DeltaPlace) -> None:
     """It is listed again, and whoever asks for it is told why; the others can be listed and used."""
     used(place)
@@ -102,7 +104,7 @@ def stopped(place: DeltaPlace, step: str, act: Callable[[Any], None]) -> tuple[t
     return thread, goes_on
 
 
-@pytest.mark.parametrize("step", ["list_files", "sweep_files"])
+@pytest.mark.parametrize("step", of_which(1, ["sweep_files", "list_files"]))
 def test_files_that_no_commit_names_yet_are_safe_from_a_slow_deletion(place: DeltaPlace, step: str) -> None:
     """A new consumer has written the files of its first batch, and not decided yet, while an old call looks for files that nobody needs."""
     used(place)

@@ -6,8 +6,10 @@ import contextlib
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,8 +27,10 @@ from deadletter.store import KEYS, Commit
 from dedup.delta import state
 from dedup.delta.engine import DeltaRs
 from dedup.delta.ledger import SCHEMA
+from dedup.delta.outbox import MessageWrites
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store, show
+from kit.outgoing import made
 
 pytestmark = pytest.mark.delta
 
@@ -268,6 +272,58 @@ def test_a_running_consumer_keeps_its_files_few(folder: Path, monkeypatch: pytes
         kit.process(store, number, kit.events([2 * i, 2 * i + 1], 2 * i), i, reject=lambda key: key % 2 == 1)
     assert len(ledger(folder).file_uris()) < 8 and open_store(folder).letters(Selection()).num_rows == 16
     assert open_store(folder).problems(kit.NAME) == [] and open_store(folder).reserved(kit.NAME) == 32
+
+
+def test_a_running_consumer_deletes_files_that_a_checkpoint_has_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the time of a replaced file is over, a new checkpoint does not name it any more: only a look at the folder finds it."""
+    from dedup.delta import upkeep
+
+    monkeypatch.setattr(upkeep, "COMPACT_EVERY", 4)
+    monkeypatch.setattr(upkeep, "VACUUM_EVERY", 8)
+    store = open_store(folder)
+    number = kit.epoch(store)
+    for i in range(1, 17):
+        if i == 14:
+            replaced = set((folder / "state/ledger/shop").rglob("*.parquet")) - {Path(uri) for uri in ledger(folder).file_uris()}
+            ledger(folder).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
+            ledger(folder).create_checkpoint()
+        kit.process(store, number, kit.events([i], i), i)
+    assert len(replaced) > 8 and not any(path.exists() for path in replaced if path.parent.name != "_delta_log")
+    assert open_store(folder).problems(kit.NAME) == [] and open_store(folder).reserved(kit.NAME) == 16
+
+
+def test_the_last_large_file_is_not_written_anew_each_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most compactions leave it alone, so that what a table grows by is not written a hundred times over; one of sixteen takes it."""
+    from dedup.delta import upkeep
+
+    targets: list[int] = []
+    monkeypatch.setattr(upkeep, "compact", lambda uri, engine, target: targets.append(target))
+    monkeypatch.setattr(upkeep, "vacuum", lambda uri, engine: None)
+    for seq in range(1, 2 * upkeep.LARGE_EVERY + 1):
+        upkeep.after_decision(seq, ["one"], None)  # type: ignore[arg-type]
+    assert [targets.count(upkeep.TARGET_BYTES), targets.count(upkeep.YOUNG_BYTES)] == [2, 30]
+
+
+def test_a_decision_ends_where_the_ledger_could_not_be_read_in_between(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names tables by the ledger's id: without a snapshot that is an outage, and no message goes into a table of another name."""
+    store = open_store(folder)
+    kit.process(store, kit.epoch(store), kit.events([1]))
+    known = store._states.of(kit.NAME)
+    monkeypatch.setattr(known.ledger, "open", raising(StoreUnavailable("away")))
+    with pytest.raises(StoreUnavailable, match="away"):
+        known.catch_up()
+    for named in (lambda: known.app(0, "orders"), lambda: MessageWrites(known, None).add(made(1, 1))):
+        with pytest.raises(StoreUnavailable, match="could not be read the last time"):
+            named()
+
+
+def raising(error: Exception) -> Callable[[], Any]:
+    """A function that does nothing else."""
+
+    def fail() -> Any:
+        raise error
+
+    return fail
 
 
 def test_a_header_survives_its_own_text(folder: Path) -> None:

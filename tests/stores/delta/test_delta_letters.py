@@ -22,9 +22,12 @@ from deadletter.policy import Used
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change, Commit, Free, Park
 from dedup.core.steps import Record
-from dedup.delta import DeltaStore
+from dedup.delta import DeltaStore, verify
+from fixtures.variants import of_which
 from kit import delta_kit as kit
+from kit import orders
 from kit.delta_kit import open_store
+from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
 
@@ -301,7 +304,7 @@ def work(folder: Path, seconds: float, handler: float, log: list[str]) -> None:
         at += 1
 
 
-@pytest.mark.parametrize(("handler", "letter"), [(0.3, 0.0), (0.05, 0.4)])
+@pytest.mark.parametrize(("handler", "letter"), of_which(1, [(0.3, 0.0), (0.05, 0.4)]))
 def test_stream_and_reprocess_take_turns(folder: Path, handler: float, letter: float) -> None:
     """Batches without a pause and a reprocess without a pause: each gets every other turn, and little is done twice."""
     store = open_store(folder)
@@ -377,3 +380,23 @@ def test_a_decision_must_reserve_what_its_records_and_letters_say(folder: Path) 
         tx.execute(free(1))
         tx.execute(Commit())
     assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(folder).problems(kit.NAME))
+
+
+@pytest.mark.parametrize("events", [1, 2], ids=["the first letter", "another letter"])
+def test_letters_that_come_while_verify_reads_are_no_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
+    """A stream parks an event after the look at the ledger and before the look at the letters: each is compared as of one decision."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    run, real = orders.consumer(place.store(), sequence_key="data.id", budget=None), verify.letters_now
+    for number in range(events):
+        run(orders.batch(orders.event(number, f"o{number}", 1 - 2 * number)), number)
+
+    def beside(*given: Any) -> Any:
+        monkeypatch.setattr(verify, "letters_now", real)
+        run(orders.batch(orders.event(5, "late", -1)), events)
+        return real(*given)
+
+    monkeypatch.setattr(verify, "letters_now", beside)
+    assert place.store().problems("shop") == []
+    assert len(orders.letters(place.store())) == events
+    orders.assert_proven(place.store())

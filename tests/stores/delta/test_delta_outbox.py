@@ -8,10 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from dedup.core.messages import Asked, Chosen, Failed, Marks
+from dedup.delta import messages as of_messages
+from dedup.delta import outbox as of_outbox
+from dedup.delta import tables, upkeep
 from dedup.delta.engine import DeltaRs
-from kit.orders import batch, consumer, event
+from dedup.outbox import Call, Dispatcher
+from dedup.verify import verify
+from kit.orders import assert_proven, batch, consumer, event
+from kit.outgoing import Receiver, dispatcher, publisher
 from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
@@ -84,3 +91,65 @@ def test_a_dispatcher_sees_what_is_decided_right_behind_its_mark(lake: DeltaPlac
         turn.mark(Marks(sent=(second,)))
     with mine.turn(Asked()) as turn:
         assert [m.number for m in turn.messages] == [first]
+
+
+def test_a_running_consumer_keeps_the_files_of_its_outbox_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a dispatcher that goes on: each message leaves once, in order, also of those whose files were written anew meanwhile."""
+    monkeypatch.setattr(upkeep, "COMPACT_EVERY", 5)
+    delta = DeltaPlace(tmp_path)
+    delta.create_sink()
+    run, receiver = publisher(delta.store()), Receiver()
+    goes_on = dispatcher(delta, receiver, limit=3)
+    for number in range(20):
+        run(batch(event(number, f"o{number}", 0)), number)
+        if number % 2:
+            goes_on.once()
+    goes_on.once()
+    assert receiver.bodies() == [f"o{number}".encode() for number in range(20)] and set(states(delta)) == {"SENT"}
+    both = [DeltaTable(log.parent) for log in (delta.folder / "state/outbox").rglob("_delta_log")]
+    assert [len(table.file_uris()) < 8 for table in both] == [True, True]
+    assert_proven(delta.store())
+
+
+def test_a_turn_costs_the_same_however_many_messages_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are done are not in the dispatcher's memory, and neither table is opened or read as a whole again."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    run, receiver = publisher(place.store()), Receiver()
+    outbox: Any = place.store().outbox("shop")
+    goes_on = Dispatcher(outbox, Call(receiver), limit=4)
+    for number in range(3):
+        run(batch(*(event(10 * number + i, f"{number}-{i}", 0) for i in range(10))), number)
+        goes_on.once()
+    assert outbox._found._open.num_rows == 0 and len(receiver.got) == 30
+    run(batch(event(30, "late", 0)), 3)
+    read, real = list[Any](), of_messages.read_columns
+
+    def noting(table: DeltaTable, columns: list[str], where: Any = None) -> pa.Table:
+        read.append(where is not None)
+        return real(table, columns, where)
+
+    for module in (of_messages, of_outbox):
+        monkeypatch.setattr(module, "read_columns", noting)
+    monkeypatch.setattr(of_messages, "_latest", refused)
+    monkeypatch.setattr(tables, "open_table", refused)
+    goes_on.once()
+    assert len(receiver.got) == 31 and read and all(read)
+    monkeypatch.undo()
+    assert set(states(place)) == {"SENT"} and outbox.count() == 31
+
+
+def refused(*_: Any) -> Any:
+    """Nobody asks for that."""
+    raise AssertionError("a whole table")
+
+
+def test_verify_finds_messages_that_are_there_twice(lake: DeltaPlace) -> None:
+    """Whoever copies rows of the outbox would have them sent again: the contradiction names the numbers."""
+    (log,) = (lake.folder / "state/outbox").rglob("messages/_delta_log")
+    table = DeltaTable(log.parent)
+    assert_proven(lake.store())
+    numbers = table.to_pyarrow_table()["number"].to_pylist()
+    write_deltalake(log.parent, table.to_pyarrow_table(), mode="append")
+    found = verify(lake.store(), "shop").contradictions
+    assert [f"{len(numbers)} messages are in the outbox" in one and str(min(numbers)) in one for one in found] == [True]

@@ -54,6 +54,7 @@ class Log:
         self.rows.append(dict(zip(ROWS.names, (seq, BATCH, *place.partition, doc), strict=True)))
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PLACES), PAIRS, st.booleans(), st.integers(0, 3)), min_size=1, max_size=20), PAIRS)
 def test_any_process_knows_exactly_what_was_seen(decisions: list[tuple[PartitionLife, Pairs, bool, int]], asked: Pairs) -> None:

@@ -221,6 +221,10 @@ def test_a_check_constraint_or_an_unknown_feature_sends_rows_through_spark(folde
         ("s3://b/x", {"aws_conditional_put": "etag", "AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
         ("hdfs://n/x", None, False),
         ("/dbfs/x", None, False),
+        ("/Volumes/main/shop/x", None, False),
+        ("/lakehouse/default/Files/x", None, False),
+        ("/synfs/1/x", None, False),
+        ("/data/Volumes/x", None, True),
     ],
 )
 def test_storage_that_cannot_decide_between_two_writers_is_refused(uri: str, options: dict[str, str] | None, fine: bool) -> None:
@@ -230,6 +234,17 @@ def test_storage_that_cannot_decide_between_two_writers_is_refused(uri: str, opt
         return
     with pytest.raises(ConfigError):
         require_put_if_absent(uri, options)
+
+
+@pytest.mark.parametrize("uri", ["dbfs:/shop", "s3:/bucket/shop", "abfss:/shop", "hdfs:/shop"])
+def test_an_address_with_one_slash_is_no_folder_of_this_machine(uri: str) -> None:
+    """Neither a store nor a sink begins in a relative folder that nobody meant; one of that name can be asked for."""
+    with pytest.raises(ConfigError, match=r"Give its URI, such as abfss://"):
+        DeltaStore(uri)
+    with pytest.raises(ConfigError, match=r"Give its URI, such as abfss://"):
+        DeltaStore("/data/dedup", tables={"orders": uri})
+    assert DeltaStore(f"./{uri}").path.endswith(f"/{uri}")
+    assert (DeltaStore("file:/data/a:/b").path, DeltaStore("c:/shop").path) == ("/data/a:/b", f"{Path.cwd()}/c:/shop")
 
 
 @pytest.mark.parametrize("uri", ["jdbc:postgresql://h/shop", "mysql://h/shop", "hdfs://n/x"])

@@ -4,18 +4,22 @@ process; test_foreach_files.py has the real ones.
 
 from __future__ import annotations
 
+import datetime as dt
+import enum
 import os
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
 
-from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
+from checkpoint.errors import ConfigError, HandlerError, SinkMismatch, StoreError, StoreUnavailable
 from dedup import Consumer, DeltaStore
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
@@ -23,6 +27,7 @@ from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders
 from kit.places import DeltaPlace
+from kit.value_sinks import create
 
 pytestmark = pytest.mark.delta
 
@@ -66,6 +71,7 @@ def became(place: DeltaPlace) -> dict[str, Any]:
     }
 
 
+@pytest.mark.full
 @settings(max_examples=5, deadline=None)
 @given(st.lists(st.lists(CALLS, max_size=4), min_size=1, max_size=12), st.booleans())
 def test_tasks_do_what_the_driver_does(calls: list[list[tuple[str, str, int]]], split: bool) -> None:
@@ -112,6 +118,78 @@ def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace
         run_in(Tasks(lost=2), made, batch(*orders(range(5))))
     assert lake.read() == [] and letters(lake.store()) == []
     assert run_in(Tasks(batch(*orders(range(5)))), made, batch(*orders(range(5)))).processed == 5
+
+
+@pytest.mark.parametrize("zone", ["GMT+02:00", "-08", "PST", "Z"])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_zone_that_only_java_knows_harms_no_event(lake: DeltaPlace, zone: str, keeps: bool) -> None:
+    """Spark hands times over in its session's zone, in columns and inside them: handlers get them in UTC, as on the driver."""
+    rows, noon = batch(*orders(range(3))), dt.datetime(2026, 7, 1, 12, tzinfo=dt.UTC)
+    there, made = pa.timestamp("us", tz=zone), bare(lake.store())
+    rows = rows.append_column("at", pa.array([noon] * 3, pa.timestamp("us", tz="UTC")).cast(there))
+    rows = rows.append_column("in", pa.StructArray.from_arrays([rows["at"].combine_chunks()], ["at"]))
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        hour = event.others["at"].hour + event.others["in"]["at"].hour
+        return {"id": event.data["id"], "amount": hour}
+
+    report = run_in(Tasks(rows, keeps=keeps), made, rows)
+    assert (report.processed, report.dead_lettered) == (3, 0)
+    assert [row["amount"] for row in lake.read()] == [24, 24, 24]
+
+
+def test_a_name_that_tx_does_not_have_stops_the_stream(lake: DeltaPlace) -> None:
+    """As on the driver: the handler is wrong, and no event."""
+    made, rows = bare(lake.store()), batch(*orders(range(3)))
+    made.foreach_arrow(into="orders")(lambda events, tx: tx.wirte(events, "orders"))
+    with pytest.raises(HandlerError, match="tx has no wirte"):
+        run_in(Tasks(rows), made, rows)
+    assert letters(lake.store()) == []
+
+
+def test_tables_of_other_types_are_not_written_as_one(lake: DeltaPlace) -> None:
+    """A decimal that is no double exactly is refused, whatever the rows of another partition are."""
+    create(lake, "exact", {"id": pa.string(), "n": pa.float64()})
+    kinds = [pa.array([Decimal("0.1234567890123456789")], pa.decimal128(38, 19)), pa.array([0.5], pa.float64())]
+    made, rows = bare(lake.store()), batch(*orders([0]), *orders([0], partition=1))
+
+    @made.foreach_arrow
+    def book(events: pa.Table, tx: Any) -> None:
+        tx.write(pa.table({"id": ["x"], "n": kinds[events["partition"][0].as_py()]}), lake.path("exact"))
+
+    with pytest.raises(SinkMismatch, match="without loss"):
+        run_in(Tasks(rows), made, rows)
+    assert letters(lake.store()) == []
+
+
+def test_a_task_that_makes_no_rows_says_nothing_of_a_column(lake: DeltaPlace) -> None:
+    """No value of the first batch fits: the sink's column is wrong, and no event, although another partition has none to write."""
+    made, rows = bare(lake.store()), batch(*orders(range(3)), *orders(range(3), partition=1))
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        return None if event.partition == 1 else {"id": event.data["id"], "amount": "no number"}
+
+    with pytest.raises(SinkMismatch, match="amount"):
+        run_in(Tasks(rows), made, rows)
+    assert letters(lake.store()) == []
+
+
+def test_values_of_classes_that_no_module_has_come_back(lake: DeltaPlace) -> None:
+    """A handler of a notebook travels with its classes: what it writes is not the events' fault."""
+
+    class Status(enum.Enum):
+        OPEN = 7
+
+    made, rows = bare(lake.store()), batch(*orders(range(3)))
+
+    @made.foreach
+    def book(event: Event, tx: Any) -> None:
+        tx.write({"id": event.data["id"], "amount": Status.OPEN}, "orders")
+
+    assert run_in(Tasks(rows), made, rows).dead_lettered == 0
+    assert [row["amount"] for row in lake.read()] == [7, 7, 7]
 
 
 def test_options_of_a_function_do_not_travel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,54 @@ def test_rows_are_kept_below_scratch_where_it_is_a_path(tmp_path: Path) -> None:
         with folder as path:
             assert Path(path).parent == tmp_path and Path(path).is_dir()
     assert SparkTasks(None, "abfss://container@account/scratch").folder() is None  # type: ignore[arg-type]
+
+
+def test_tasks_of_another_user_may_keep_rows_in_a_shared_folder(tmp_path: Path) -> None:
+    """Whatever the umask: below a folder that somebody named anybody may write, below that for temporary files nobody else."""
+    before = os.umask(0o077)
+    try:
+        with shared(str(tmp_path)) as folder, shared(None) as own:
+            assert (os.stat(folder).st_mode & 0o777, os.stat(own).st_mode & 0o777) == (0o777, 0o700)
+    finally:
+        os.umask(before)
+
+
+def shared(base: str | None) -> AbstractContextManager[str]:
+    """A folder for kept rows."""
+    found = keeping.shared_folder(base)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("scratch", "path"),
+    [
+        ("/mnt/x", "/mnt/x"),
+        ("file:/mnt/x", "/mnt/x"),
+        ("file:///mnt/x", "/mnt/x"),
+        ("scratch/x", "scratch/x"),
+        ("s3a://bucket/x", None),
+        ("dbfs:/x", None),
+    ],
+)
+def test_only_a_folder_of_this_machine_is_a_path(scratch: str, path: str | None) -> None:
+    """Anything with a scheme is for Spark alone: as a path it would be a folder below the working directory."""
+    assert keeping.path_of(scratch) == path
+
+
+def test_a_folder_that_cannot_be_made_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows come another way, and the log says once why."""
+    monkeypatch.setattr(keeping, "_not_shared", set())
+    (tmp_path / "file").touch()
+    assert [keeping.shared_folder(str(tmp_path / "file/below")) for _ in range(2)] == [None, None]
+
+
+def test_only_folders_of_dead_processes_of_this_very_host_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of hosts may begin with one another, and end with a number."""
+    monkeypatch.setattr(keeping.socket, "gethostname", lambda: "worker")
+    names = ["worker-999999999-a1", f"worker-{os.getpid()}-a2", "worker-999999999-999999998-a3", "other-999999999-a4"]
+    for name in names:
+        (tmp_path / f"{keeping.PREFIX}{name}").mkdir()
+    with shared(str(tmp_path)):
+        left = {path.name.removeprefix(keeping.PREFIX) for path in tmp_path.iterdir()}
+    assert set(names) & left == set(names[1:])

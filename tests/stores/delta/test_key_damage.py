@@ -102,7 +102,7 @@ def test_files_that_changed_places_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", of_which(4, ["lost list", "damaged file", "foreign list", "other format", "damaged list", "lost file", "empty file"])
+    "what", of_which(2, ["lost list", "damaged file", "foreign list", "other format", "damaged list", "lost file", "empty file"])
 )
 def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     """The ledger alone counts: a start knows every key whatever became of the files, says so, and the next one opens new files."""

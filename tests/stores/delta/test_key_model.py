@@ -24,6 +24,7 @@ from deadletter.store import KEYS, Change, Commit, Free, Park
 from dedup.delta import DeltaStore, key_files, keys
 from dedup.delta.key_files import KeyFolder, NewFile
 from dedup.delta.ledger import Ledger
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.clock import showing
 from kit.delta_kit import open_store
@@ -345,8 +346,8 @@ def put_back(folder: Path, files: list[Path], dice: random.Random) -> None:
     copy.rename(saved)
 
 
-@pytest.mark.parametrize("pages", PAGES)
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 32))])
+@pytest.mark.parametrize("pages", of_which(1, PAGES))
+@pytest.mark.parametrize("seed", of_which(1, range(1, 32)))
 def test_a_store_knows_keys_as_a_dictionary_does(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, pages: str) -> None:
     """Keys are reserved, held, freed and purged by two processes that start again, lose and race, while files, disk and ledger fail."""
     for name, value in (("FLUSH_ROWS", 4), ("RUN_ROWS", 24), ("SLICE_ROWS", 5), ("MOST_SMALL", 3)):

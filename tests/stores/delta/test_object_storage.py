@@ -164,6 +164,7 @@ def test_a_store_works_with_a_profile(s3_folder: str, tmp_path: Path, monkeypatc
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", of_which(2, ["Größe a+b&c", "x%20y", "my data", "Größe", "50%", "a+b&c"]))
 def test_a_folder_may_have_any_name(s3_folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """delta-rs and single requests mean the same object by it: what one writes, the other one reads, also in a new process's store."""

@@ -18,8 +18,8 @@ from dedup.core.messages import Chosen
 from dedup.postgres.charset import charset, unescape
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.reprocessing.letters import reprocess
-from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, event, flatten, letters
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 ENCODINGS = {"LATIN1": "iso8859-1", "WIN1252": "cp1252", "LATIN2": "iso8859-2", "EUC_JP": "ascii", "SQL_ASCII": None}

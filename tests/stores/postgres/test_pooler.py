@@ -8,11 +8,12 @@ import psycopg
 import pytest
 
 from checkpoint.postgres import sql
-from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
+from dedup.postgres import PostgresStore, epoch
+from dedup.postgres.connection import connect
 from kit import pg_bouncer
 from kit.orders import assert_proven, batch, consumer, event, orders
 from kit.pg_help import chunk, holder
+from kit.pg_run import run
 
 BEHIND = """
 with others as materialized (select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid())
@@ -51,6 +52,16 @@ def test_an_instance_behind_a_pooler_is_not_gone_with_its_session(pooled: str, p
     taken = other.take_epoch("shop", holder("elsewhere"), takeover_after=1.0, on_wait=lambda *told: waited.append(told))
     assert taken.epoch == 2 and waited
     assert [one.alive for one in other.present("shop")] == [None]
+
+
+def test_processes_of_tasks_leave_no_record_behind(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a pooler no session tells that one has ended: the next one forgets it all the same, since its row identifies nobody."""
+    monkeypatch.setattr(epoch, "session_of", lambda _connection: {"session": -1})  # as a pooler tells it
+    number = PostgresStore(postgres).take_epoch("shop", holder(), takeover_after=1.0).epoch
+    for _ in range(3):
+        with connect(postgres) as connection:
+            epoch.enter_slice(connection, sql.Statements("dedup"), "shop", number, holder())
+    assert run(postgres, "select count(*), max(backend_pid) from dedup.member") == [(1, 0)]
 
 
 def test_a_transaction_is_ended_only_while_it_is_open(postgres: str) -> None:

@@ -18,10 +18,10 @@ from dedup.consumer import Consumer
 from dedup.core.steps import Advance
 from dedup.pipeline.report import Report
 from dedup.postgres import PostgresStore, commit
-from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, orders
 from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, keys, record, rows
 from kit.pg_proxy import Proxy, proxied, until
+from kit.pg_run import run
 from kit.pg_server import Server, running_server
 
 pytestmark = pytest.mark.crash

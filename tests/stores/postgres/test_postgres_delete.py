@@ -11,11 +11,11 @@ import pytest
 from checkpoint.errors import StillHeld
 from dedup import DeadLetters, Selection
 from dedup.postgres import deletion
-from fixtures.fix_postgres import run
 from kit.orders import assert_proven, batch, consumer, event, orders
 from kit.outgoing import publisher
 from kit.people import ANN
 from kit.pg_help import purge_all
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 WHO = {"by": "ann", "reason": "replaced"}

@@ -22,9 +22,9 @@ from deadletter.store import Commit
 from dedup.core.bloom import Bloom
 from dedup.postgres import PostgresStore, key_filter, wire
 from dedup.postgres.key_filter import KnownFilter, words_of
-from fixtures.fix_postgres import run
 from kit.known_filter_kit import chunk, filtering, has_read, read
 from kit.pg_help import WAITING, epoch, keys
+from kit.pg_run import run
 
 
 @pytest.fixture

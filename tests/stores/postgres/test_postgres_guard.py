@@ -16,8 +16,8 @@ from deadletter.selection import Selection
 from deadletter.store import Park
 from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.pg_help import FAILED_AT, epoch, finish, history_of, keys, letter, letters_of, rows
+from kit.pg_run import run
 
 Use = Callable[[Any], Any]
 

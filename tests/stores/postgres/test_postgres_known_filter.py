@@ -17,10 +17,10 @@ from deadletter.store import KEYS, Commit, Free
 from dedup.postgres import PostgresStore, key_filter, wire
 from dedup.postgres.keys import _asking, _take_free
 from dedup.reprocessing.dead_letters import DeadLetters
-from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.known_filter_kit import chunk, filtering, has_read, read
 from kit.pg_help import epoch, keep_copy, keys, letter, park, purge_all
+from kit.pg_run import run
 
 
 @pytest.fixture

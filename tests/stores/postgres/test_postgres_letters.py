@@ -16,10 +16,14 @@ from deadletter.letter import Kind
 from deadletter.policy import Used
 from deadletter.selection import Selection
 from deadletter.store import Commit, Free, Note
+from dedup import reprocess
 from dedup.postgres import PostgresStore, wire
-from fixtures.fix_postgres import run
+from kit.orders import assert_proven, batch, consumer, event
+from kit.people import fixed
 from kit.pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, keys, letter, letters_of, park, record
 from kit.pg_proxy import until
+from kit.pg_run import run
+from kit.places import PostgresPlace
 
 ALL = Selection(limit=None)
 
@@ -284,3 +288,18 @@ class TestBudget:
         head = store.head("shop")
         assert (head.spent, head.batch_id, head.seq) == (lifted, 0, 3)
         assert store.batches("shop").num_rows == 2 and store.problems("shop") == []
+
+
+def test_a_purged_key_without_position_is_a_letter_again(postgres: str) -> None:
+    """Its letter was reprocessed and its reservation purged: a message that comes under it and fails is a letter of its own."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    shop, instance = place.store(), consumer(place.store(), positions=None)
+    instance(batch(event(0, "a", -1)).select(["body"]), 0)
+    assert reprocess(Selection(), fixed(shop, positions=None)).reprocessed == 1
+    shop.rotate_reservations()
+    assert shop.purge_reservations(dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1), although_behind=["shop"], patience=0)
+    assert instance(batch(event(0, "a", -9)).select(["body"]), 1).dead_lettered == 1
+    held = {(row["status"], row["holds_key"]) for row in shop.letters(ALL).to_pylist()}
+    assert held == {("REPROCESSED", False), ("OPEN", True)}
+    assert_proven(shop)

@@ -13,9 +13,9 @@ from checkpoint.errors import RowsRefused, SinkMismatch
 from deadletter.store import Commit
 from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, epoch, rows
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 BY_ID = Merge(("id",), "version")
 DELETING = Merge(("id",), "version", "gone")

@@ -16,10 +16,10 @@ from checkpoint.postgres.sql import latest_version, migrations, queries
 from deadletter.selection import Selection
 from deadletter.store import Commit, Free
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.paths import ROOT
 from kit.pg_help import chain, changing, chunk, epoch, keys, park
+from kit.pg_run import run
 
 EVERYTHING = """
     select n.nspname, c.relname, c.relkind::text, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, obj_description(c.oid)

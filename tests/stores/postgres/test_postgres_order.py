@@ -12,9 +12,9 @@ from deadletter.letter import LETTERS
 from deadletter.selection import Selection
 from deadletter.store import Commit, Park
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, chain, change, changing, epoch, finish, letter, park, sequence_of
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 
 @pytest.fixture

@@ -20,12 +20,12 @@ import pytest
 from dedup import Consumer
 from dedup.postgres import PostgresStore
 from dedup.signals.standing import look
-from fixtures.fix_postgres import run
 from kit.aged import ADVISORY, MONTH, age, deliver, now, turned
 from kit.clock import showing
 from kit.orders import batch, consumer, event, ids, write_orders
 from kit.paths import environment
 from kit.pg_proxy import until
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 OWN = {"retention": MONTH, "upkeep": True}
@@ -100,6 +100,14 @@ def test_a_consumer_that_is_deleted_holds_nothing_up(aged: PostgresPlace) -> Non
     assert run(aged.url, PURGED) == [(1,)]
     PostgresStore(aged.url).delete_consumer("shop", although_running=True, by="ann", reason="gone")
     assert run(aged.url, "select count(*) from dedup.consumer_retention") == [(0,)]
+
+
+@pytest.mark.parametrize("style", ["postgres_verbose", "sql_standard", "iso_8601"])
+def test_a_database_may_write_intervals_in_any_style(aged: PostgresPlace, style: str) -> None:
+    """How long reservations are kept is told, and purged by, whatever IntervalStyle the database or the role has set."""
+    run(aged.url, f"do $$ begin execute format('alter database %I set intervalstyle = {style}', current_database()); end $$")
+    go_on(aged)
+    assert run(aged.url, PURGED) == [(1,)]
 
 
 def test_a_process_that_dies_in_its_upkeep_leaves_nothing_behind(aged: PostgresPlace) -> None:

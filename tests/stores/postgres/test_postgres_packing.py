@@ -16,12 +16,13 @@ import pytest
 
 from deadletter.store import KEYS, Commit, Free
 from dedup.postgres import PostgresStore, stored_filter
-from fixtures.fix_postgres import run
+from fixtures.variants import of_which
 from kit.known_filter_kit import chunk as taken
 from kit.known_filter_kit import filtering, has_read
 from kit.pg_help import WAITING, chunk, epoch, finish, keys, park, purge_all
 from kit.pg_help import letter as letter_of
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 SIZES = """
 select pg_total_relation_size(c.oid)::float / (select count(*) from dedup.reservation_key where generation = 1)
@@ -121,7 +122,7 @@ def test_a_key_at_rest_takes_a_quarter(store: PostgresStore, postgres: str) -> N
     assert rows > 80 and pages <= 35
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", of_which(1, range(6)))
 def test_between_any_two_steps_known_is_what_was_reserved_and_not_freed(store: PostgresStore, postgres: str, seed: int) -> None:
     """Keys are freed and reserved at every step of packing several tables; each answer is that of a set."""
     chance, reserved = random.Random(seed), set[int]()
@@ -144,10 +145,11 @@ def test_between_any_two_steps_known_is_what_was_reserved_and_not_freed(store: P
 
 
 STEPS = ("begun", *["range written"] * 16, "written", "settled", "packed", "dropped")
+BEGAN = [began if STEPS.index(step) == began else pytest.param(began, marks=pytest.mark.full) for began, step in enumerate(STEPS)]
 
 
 @pytest.mark.parametrize("commits", [True, pytest.param(False, marks=pytest.mark.full)])
-@pytest.mark.parametrize("began", range(len(STEPS)))
+@pytest.mark.parametrize("began", BEGAN)
 def test_who_frees_a_key_while_its_table_is_packed_is_waited_for(store: PostgresStore, postgres: str, began: int, commits: bool) -> None:
     """A transaction that is open for any step: its key is free afterwards if it commits, and known if it does not."""
     given(store, 100)
@@ -306,6 +308,7 @@ def test_reprocessed_letters_keep_their_packed_keys(store: PostgresStore, postgr
     assert known(store, range(3)) == expected(range(3))
 
 
+@pytest.mark.full
 def test_batches_and_letters_go_on_beside_packing(postgres: str) -> None:
     """One packs all the time, one rotates, one reserves, one frees: afterwards each key is known that was not freed, once."""
     made: list[Any] = [PostgresStore(postgres) for _ in range(3)]

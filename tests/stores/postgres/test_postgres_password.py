@@ -15,12 +15,12 @@ from checkpoint.errors import ConfigError, StoreUnavailable
 from checkpoint.eventhub import PostgresCheckpointStore
 from dedup.postgres import PostgresStore
 from dedup.publishing.postgres import PublisherState
-from fixtures.fix_postgres import run
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, orders
 from kit.pg_help import chunk, epoch
 from kit.pg_proxy import until
+from kit.pg_run import run
 from kit.pg_server import Server, start_server
 
 pytestmark = pytest.mark.postgres

@@ -14,11 +14,11 @@ from deadletter.selection import Selection
 from dedup import DeadLetters
 from dedup.postgres import PostgresStore
 from dedup.reprocessing.letters import reprocess
-from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.orders import batch, consumer, event, orders
 from kit.pg_help import chunk, epoch, purge_all
 from kit.pg_proxy import until
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 TABLES = "select relname from pg_class where relnamespace = 'dedup'::regnamespace and relkind = 'r' and relpersistence = 'p' order by 1"

@@ -26,11 +26,12 @@ from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit, Free
 from dedup import DeadLetters
 from dedup.verify import verify
-from fixtures.fix_postgres import run
+from fixtures.variants import of_which
 from kit import pg_server
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.paths import ROOT
 from kit.pg_help import Copy, every_table, purge_all
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 
@@ -153,7 +154,7 @@ NAMED = {
 """Table that is restored alone without being refused, and what `verify` says of it."""
 
 
-@pytest.mark.parametrize("table", NAMED)
+@pytest.mark.parametrize("table", of_which(4, NAMED))
 def test_what_the_stream_goes_on_with_is_named_by_verify_or_by_nobody(place: PostgresPlace, table: str) -> None:
     """These decide nothing about an event, so the stream goes on, and no order is lost or doubled."""
     older(place, table)

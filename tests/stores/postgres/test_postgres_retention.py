@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -21,10 +22,10 @@ from deadletter.store import Note, Park
 from dedup.postgres import PostgresStore
 from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
-from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event
 from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, purge_all, record
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 EARLIER = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
 
@@ -166,6 +167,27 @@ def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: Postgre
         assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges.of((Range(8, 9), Range(12, 13), Range(20, 21)))}
 
 
+def test_verify_beside_a_purge_contradicts_nothing(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that were read come once more, merged into a newer one: what that seems to contradict is looked at again."""
+    monkeypatch.setattr("dedup.verify.PAGE", 3)
+    number = epoch(store)
+    for batch_id in range(7):
+        chunk(store, number, 2 * batch_id, 2 * batch_id + 1, batch_id=batch_id)
+    store.rotate_reservations()
+    chunk(store, number, 14, 15, batch_id=7)
+    read, purged = store.batches, []
+
+    def batches(*asked: Any) -> pa.Table:
+        page = read(*asked)
+        purged.append(0 if purged else purge_all(store))  # between the first page and the second one
+        return page
+
+    monkeypatch.setattr(store, "batches", batches)
+    report = verify(store, "shop")
+    assert (purged[0], report.contradictions, report.counts["processed"]) == (1, [], 16)
+
+
+@pytest.mark.full
 def test_records_with_very_many_holes_become_several(store: PostgresStore, postgres: str) -> None:
     """A year of Kafka's markers is no value of a gigabyte: full records are written once, and what they saw stays exact."""
     number = epoch(store)

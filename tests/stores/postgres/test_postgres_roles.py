@@ -22,7 +22,6 @@ from checkpoint.errors import StoreError
 from checkpoint.postgres.sql import roles_sql
 from deadletter.store import Commit, Free
 from dedup import DeadLetters, PostgresStore
-from fixtures.fix_postgres import run
 from kit import pg_server
 from kit.aged import MONTH, months_later, now, turned
 from kit.least import LOGINS, LeastPlace, logging_in
@@ -30,6 +29,7 @@ from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.paths import ROOT
 from kit.people import failing
 from kit.pg_help import chunk, epoch, keys, purge_all
+from kit.pg_run import run
 from kit.places import PostgresPlace
 
 pytestmark = pytest.mark.xdist_group("roles")  # which all databases of a server share
@@ -387,6 +387,20 @@ def test_the_role_of_dashboards_reads_no_text_of_an_event_or_a_person(place: Lea
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             run(reader, statement)
+
+
+def test_who_only_reads_calls_nothing_that_acts_with_the_rights_of_the_owner(place: LeastPlace) -> None:
+    """Such a function changes tables that the role itself may not; asking whether a key is reserved is all that is granted of them."""
+    owned = (
+        "select proname from pg_proc where pronamespace = 'dedup'::regnamespace and prosecdef and has_function_privilege(oid, 'execute')"
+    )
+    assert {role: {name for (name,) in run(place.of(role), owned)} for role in ("read", "inspect")} == {
+        "read": set(),
+        "inspect": {"is_reserved"},
+    }
+    run(place.of("operate"), "select dedup.rotate_reservations()")
+    assert not may(place.of("read"), "select dedup.close_reservations()")
+    assert may(place.url, "select dedup.close_reservations()")
 
 
 def test_the_role_that_inspects_reads_keys_and_texts_and_no_bodies(place: LeastPlace, dedup: Any) -> None:

@@ -14,8 +14,8 @@ import pytest
 from checkpoint.errors import ConfigError
 from deadletter.selection import Selection
 from dedup.postgres import PostgresStore, letters
-from fixtures.fix_postgres import run
 from kit.pg_help import FAILED_AT, change, epoch, letter, park, sequence_of
+from kit.pg_run import run
 
 DAY = dt.timedelta(days=1)
 

@@ -15,11 +15,12 @@ from checkpoint.errors import HandlerError, StoreError
 from checkpoint.postgres.sql import roles_sql, separate_sql
 from dedup import DeadLetters, PostgresStore, Selection
 from dedup.reprocessing.letters import reprocess
-from fixtures.fix_postgres import run
+from fixtures.variants import of_which
 from kit.least import LeastPlace, logging_in
 from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.people import ALL, ANN, failing, fixed
+from kit.pg_run import run
 
 pytestmark = pytest.mark.xdist_group("roles")  # which all databases of a server share
 
@@ -121,7 +122,7 @@ LIBRARY: dict[str, Callable[[PostgresStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", LIBRARY)
+@pytest.mark.parametrize("what", of_which(3, LIBRARY))
 def test_another_login_is_refused_with_what_to_run(place: ApartPlace, what: str) -> None:
     """The error names the consumer, the login and the statement that would assign it; the consumer goes on as if nobody had tried."""
     run_shop = failing(place.store())

@@ -14,9 +14,9 @@ from checkpoint.errors import HandlerError
 from deadletter.selection import Selection
 from dedup import DeadLetters, reprocess
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.orders import batch, consumer, event
 from kit.pg_help import epoch, finish, rows
+from kit.pg_run import run
 
 
 @pytest.fixture

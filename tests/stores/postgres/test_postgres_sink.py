@@ -20,8 +20,9 @@ from checkpoint.postgres.sql import Statements
 from dedup.core.rows import ArrowRows
 from dedup.postgres import PostgresStore, fit, merges, sinks
 from dedup.postgres.connection import connect
-from fixtures.fix_postgres import database, run
+from fixtures.fix_postgres import database
 from kit.pg_help import epoch, rows
+from kit.pg_run import run
 
 UTC = dt.UTC
 A_UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")

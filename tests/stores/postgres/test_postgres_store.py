@@ -16,8 +16,8 @@ from checkpoint.position import Partition, Range, Ranges
 from deadletter.store import Commit
 from dedup.core.steps import Advance
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.pg_help import ORDERS, chunk, epoch, finish, keys, record, rows
+from kit.pg_run import run
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 from checkpoint.errors import Fenced, StillHeld
 from checkpoint.head import Holder
 from dedup.postgres import PostgresStore
-from fixtures.fix_postgres import run
 from kit.pg_help import WAITING, chunk, epoch, finish, holder, keys
 from kit.pg_proxy import until
+from kit.pg_run import run
 
 CHILD = """
 import json, sys, time

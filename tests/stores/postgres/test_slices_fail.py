@@ -21,6 +21,7 @@ from dedup import Retry, replay
 from dedup.consumer import Consumer
 from dedup.pipeline.handlers import Event
 from dedup.spark import tasks
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.local_tasks import TaskEach, Tasks, run_in, run_in_tasks
 from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders
@@ -107,11 +108,15 @@ ROOM = [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3
 
 @pytest.mark.parametrize(
     ("cores", "connections", "expected", "keeps"),
-    [
-        *((*room, True) for room in ROOM),
-        (*ROOM[2], False),
-        *(pytest.param(*room, False, marks=pytest.mark.full) for room in ROOM if room != ROOM[2]),
-    ],
+    of_which(
+        2,
+        [
+            (*ROOM[2], False),
+            (*ROOM[3], True),
+            *((*room, False) for room in ROOM if room != ROOM[2]),
+            *((*room, True) for room in ROOM if room != ROOM[3]),
+        ],
+    ),
 )
 def test_so_many_tasks_run_at_once(
     base: PostgresPlace, cores: int, connections: int | None, expected: tuple[int, bool], keeps: bool

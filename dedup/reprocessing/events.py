@@ -1,0 +1,175 @@
+"""Letters as a chunk again: their events, and the keys and the sequences that count for them.
+
+Promises that an event stands as it came in, with the body that a person gave it, that a key which its letter holds is not judged again, and
+that no edit moves a letter to another sequence. Nothing here writes. Called by letters.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from checkpoint.errors import ConfigError, Refused
+from checkpoint.position import Bools, Ints
+from deadletter import hiding, plans
+from deadletter.letter import is_erased
+from deadletter.store import KEYS
+from dedup.core import planning
+from dedup.core.envelope import ENVELOPE, POSITION
+from dedup.core.index import Index, first_of_each_key
+from dedup.core.keys import LETTER, key_words
+from dedup.core.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Order, Settled, Sifted
+from dedup.core.rows import picked
+from dedup.decode.prepare import Prepare
+from dedup.reprocessing.files import Unproven, refuse_own
+from dedup.reprocessing.from_log import WholeEvent
+
+_NAMES = {"key": "event_key"}
+
+
+def restored(
+    letters: pa.Table, whole: Mapping[str, WholeEvent], redact: hiding.Redact | None, lost: Collection[str]
+) -> tuple[pa.Table, dict[str, str]]:
+    """These letters with the contents of their events: sealed ones are opened, masked and cut ones get what the log has.
+
+    Args:
+        whole: of letters that keep only a part of their events.
+        lost: letters that have no event any more, and need none.
+
+    Returns:
+        The letters without those that cannot be run; and why, by id.
+    """
+    letters, why = hiding.open_letters(letters, redact, lost)
+    masked, changes = hiding.marks(letters), dict[int, dict[str, Any]]()
+    cut = letters["body_sha256"].is_valid().to_pylist()  # else somebody has given it a whole body since
+    for row, id in enumerate(letters["id"].to_pylist()):
+        if id in lost or not (cut[row] and (row in masked or id in whole)):
+            continue
+        try:
+            changes[row] = _from_log(letters.slice(row, 1).to_pylist()[0], masked.get(row), whole.get(id))
+        except Refused as error:
+            why[id] = str(error)
+    closed = pc.is_in(letters["id"], value_set=pa.array(list(why), pa.string()))
+    return hiding.with_contents(letters, changes).filter(pc.invert(closed)), why
+
+
+def _from_log(letter: Mapping[str, Any], mark: hiding.HiddenMark | None, event: WholeEvent | None) -> dict[str, Any]:
+    if event is None:
+        raise Refused("It was changed meanwhile. Call again.")
+    if mark is None:
+        return {**{name: letter[name] for name in ("properties", "extras")}, "body": event.body}
+    return hiding.unmasked(letter, mark, vars(event))
+
+
+def events_of(letters: pa.Table, *, positions: bool) -> pa.Table:
+    """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
+
+    Args:
+        letters: with whole contents, as `restored` makes them.
+        positions: False leaves the position columns out: the key-only mode.
+
+    Raises:
+        ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
+        Refused: the contents of a letter were erased, or are hidden.
+    """
+    refuse_erased(letters)
+    hiding.refuse_hidden(letters)
+    names = [name for name in ENVELOPE.names if positions or name not in POSITION]
+    columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
+    events = pa.table({**columns, LETTER: letters["id"]})
+    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
+    return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
+
+
+def refuse_erased(letters: pa.Table) -> None:
+    """No handler takes a letter without its contents for an event: whoever names one is told, and nobody can open one."""
+    for letter in letters.filter(is_erased(letters))["id"].to_pylist():
+        raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Leave it out.")
+
+
+def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:
+    if not any(kept):
+        return None
+    for letter, one in zip(ids, kept, strict=True):
+        if one:
+            _refuse_own(letter, pa.ipc.open_stream(one).schema.names)
+    tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
+    empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
+    nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
+    whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="permissive")
+    return dict(zip(whole.column_names, whole.columns, strict=True))
+
+
+def _refuse_own(letter: str, names: Sequence[str]) -> None:
+    try:
+        refuse_own(names)
+    except Unproven as error:
+        raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
+
+
+def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:
+    """The preparation for events that have the envelope's own names already, in the incarnation they were parked in."""
+    return replace(prepare, columns="auto", source=None, part=None, incarnations=dict(incarnations))
+
+
+def kept_order(letters: pa.Table, ids: Sequence[str]) -> Order:
+    """The sequences that these letters came in with, in the order of `ids`: an edit of the body moves no letter to another one."""
+    at = pc.index_in(pa.array(ids, pa.string()), value_set=letters["id"].combine_chunks())
+    return Order(letters["sequence"].take(at), len(ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The letters of an index's rows, and the keys they hold."""
+
+    index: Index  # with the keys that count: held ones where a letter holds one
+    letters: Sequence[str]  # id of each row
+    asked: Bools  # rows whose key is not held by their letter: it has to be reserved
+
+
+def held_keys(index: Index, ids: Sequence[str], letters: pa.Table, explicit: Bools) -> Held:
+    """Which key counts for each row: the one its letter holds, unless an edit of the body made another one of it.
+
+    Args:
+        index: as computed from the events.
+        ids: letter of each row.
+        letters: LETTERS, any order.
+        explicit: rows whose letter holds a key that a person gave.
+    """
+    place = {letter: i for i, letter in enumerate(letters["id"].to_pylist())}
+    mine = picked(letters.select(["holds_key", "key"]), np.array([place[letter] for letter in ids], dtype=np.int64))
+    holds = mine["holds_key"].to_numpy(zero_copy_only=False).astype(bool)
+    high, low = key_words(mine["key"])
+    same = (high == index.high) & (low == index.low) & ~index.no_key
+    stays = holds & (same | explicit | index.no_key | index.undecodable)
+    found = replace(index, high=np.where(stays, high, index.high), low=np.where(stays, low, index.low), no_key=index.no_key & ~stays)
+    return Held(found, list(ids), ~stays)
+
+
+def sift_asked(held: Held) -> Sifted:
+    """The rows whose keys have to be reserved, as a chunk of their own."""
+    index = held.index.only(np.flatnonzero(held.asked))
+    state = np.zeros(len(index), dtype=np.int8)
+    state[index.undecodable] = UNDECODABLE
+    state[~index.undecodable & index.no_key] = NO_KEY
+    nothing = np.zeros(len(index), dtype=bool)
+    return Sifted(index, state, nothing, first_of_each_key(index, state == NEW), nothing, KEYS.empty_table())
+
+
+def settle_held(held: Held, sifted: Sifted, known: pa.Table, on_conflict: OnKeyConflict) -> tuple[Settled, Ints]:
+    """The whole chunk after its keys were judged, and the rows that won a key that was not reserved before.
+
+    Args:
+        known: what `reserve` returned for `sifted.reserve`.
+    """
+    asked = planning.settle(sifted, known, "dead_letter" if on_conflict == "error" else on_conflict)
+    state = np.zeros(len(held.index), dtype=np.int8)
+    state[held.index.undecodable] = UNDECODABLE
+    rows = np.flatnonzero(held.asked)
+    state[rows] = asked.state
+    return Settled(held.index, state, np.zeros(len(held.index), dtype=bool), asked.reserved), rows[asked.state == NEW]

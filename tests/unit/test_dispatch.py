@@ -1,0 +1,195 @@
+"""The dispatcher's own loop: an outbox and a broker in this process, no store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from checkpoint.errors import DestinationUnavailable
+from dedup.core.messages import Asked, Failed, Message
+from dedup.outbox import Dispatcher, ExactlyOnce, Outcome, SendFailure
+from dedup.outbox.dispatch import Dispatched, Patience
+from dedup.outbox.exactly_once import Flight
+
+SOON = Patience(first=0.02, most=0.02)
+
+
+class Box:
+    """An outbox with one message, until somebody else has sent it."""
+
+    parallel, consumer = False, "c"
+
+    def __init__(self) -> None:
+        self.looks, self.waiting = 0, [Message(1, "t", None, "id", b"x")]
+
+    @contextmanager
+    def turn(self, asked: Asked) -> Iterator[Any]:
+        self.looks += 1
+        yield Turn([m for m in self.waiting if m.topic not in asked.resting_topics])
+
+
+class Turn:
+    """What it gives."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+
+
+class Away:
+    """A destination that takes nothing."""
+
+    def send(self, messages: Sequence[Message]) -> Outcome:
+        raise DestinationUnavailable("away")
+
+    def close(self) -> None: ...
+
+
+def test_a_dispatcher_looks_no_more_often_after_an_outage() -> None:
+    """Messages that found the destination away were sent by another dispatcher: from then on it looks every second, not all the time."""
+    box, waits = Box(), list[float | None]()
+
+    class Stop(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            if box.looks > 3:
+                box.waiting = []
+            if box.looks > 8:
+                self.set()
+            return super().wait(min(timeout or 0.0, 0.05))
+
+    stop = Stop()
+    Dispatcher(box, Away(), patience=SOON).run(stop, every=1.0)  # type: ignore[arg-type]
+    assert min(wait for wait in waits[:3] if wait is not None) < 0.1 and waits[-2:] == [1.0, 1.0]
+
+
+class Flying:
+    """An outbox that notes flights."""
+
+    parallel, consumer = False, "c"
+
+    def __init__(self, *messages: Message) -> None:
+        self.waiting, self.flying, self.sent = list(messages), list[Message](), list[int]()
+
+    def fly(self, asked: Asked) -> Flight | None:
+        fresh = not self.flying
+        due = [m for m in self.waiting if m.topic not in asked.resting_topics and m.topic in (asked.topics or (m.topic,))]
+        self.flying = self.flying or due[: asked.limit]
+        return Flight(1, self.flying, fresh) if self.flying else None
+
+    def land(self, flight: Flight) -> None:
+        self.sent += [m.number for m in flight.messages]
+        self.waiting, self.flying = [m for m in self.waiting if m not in flight.messages], []
+
+    def ground(self, flight: Flight, dead: Failed | None) -> None:
+        assert dead is None
+        self.flying = []
+
+
+class Broker:
+    """It is away for a number of calls, and has no topic whose name begins with "no"."""
+
+    def __init__(self, away: int = 0) -> None:
+        self.away, self.created = away, False
+
+    def connect(self, *, anew: bool = False) -> None:
+        self.away -= 1
+        if self.away >= 0:
+            raise DestinationUnavailable("away")
+
+    def has(self, flight: Flight) -> bool:
+        return False
+
+    def send(self, flight: Flight) -> Outcome:
+        why = SendFailure("KafkaError UNKNOWN_TOPIC_OR_PART", "no such topic", permanent=False)
+        missing = [place for place, m in enumerate(flight.messages) if m.topic.startswith("no") and not self.created]
+        return Outcome(dict.fromkeys(missing, why))
+
+
+def test_exactly_once_goes_on_after_an_outage() -> None:
+    """The dispatcher waits with backoff, as it does for the store, and sends when the broker is there again."""
+    box, stop, told = Flying(Message(1, "t", None, "id", b"x")), threading.Event(), list[Dispatched]()
+    one = ExactlyOnce(box, Broker(away=3))  # type: ignore[arg-type]
+    one.patience = SOON
+
+    def tell(done: Dispatched) -> None:
+        told.append(done)
+        stop.set()
+
+    one.run(stop, every=0.01, tell=tell)
+    assert box.sent == [1] and told == [Dispatched(sent=1)]
+
+
+def flown(broker: Broker, *topics: str) -> Flying:
+    """An outbox with a message to each topic, after it was sent once."""
+    box = Flying(*(Message(n, topic, None, f"id{n}", b"x") for n, topic in enumerate(topics)))
+    with pytest.raises(DestinationUnavailable, match="no such topic"):
+        ExactlyOnce(box, broker).once()  # type: ignore[arg-type]
+    return box
+
+
+def test_exactly_once_sends_what_is_for_other_topics() -> None:
+    """Messages to topics that do not exist wait, none is dead, and the flight is taken back; the others are sent."""
+    box = flown(Broker(), "a", "no-1", "b", "no-2", "no-1")
+    assert (box.sent, [m.topic for m in box.waiting], box.flying) == ([0, 2], ["no-1", "no-2", "no-1"], [])
+
+
+def test_exactly_once_finds_the_topic_that_a_transaction_failed_for() -> None:
+    """A broker that refuses a transaction without a word about which topic: each is tried alone."""
+
+    class Mute(Broker):
+        def send(self, flight: Flight) -> Outcome:
+            failed = super().send(flight).failed
+            return Outcome(dict.fromkeys(range(len(flight.messages)), next(iter(failed.values()))) if failed else {})
+
+    box = flown(Mute(), "a", "no-1", "b")
+    assert (box.sent, [m.topic for m in box.waiting]) == ([0, 2], ["no-1"])
+
+
+def test_exactly_once_takes_a_flight_back_that_another_process_has_left() -> None:
+    """Also where it has topics that this dispatcher is not asked for; of those it sends nothing afterwards."""
+    box = Flying(*(Message(n, topic, None, f"id{n}", b"x") for n, topic in enumerate(("no-1", "a", "other"))))
+    box.flying = list(box.waiting)
+    with pytest.raises(DestinationUnavailable, match="'no-1'"):
+        ExactlyOnce(box, Broker(), topics=["a"]).once()  # type: ignore[arg-type]
+    assert box.sent == [1] and [m.topic for m in box.waiting] == ["no-1", "other"]
+
+
+def test_exactly_once_fences_again_before_it_asks_for_a_flight_that_was_left() -> None:
+    """Its connection may be older than that of who left the flight, and who may still commit it."""
+
+    class Telling(Broker):
+        calls: ClassVar = list[object]()
+
+        def connect(self, *, anew: bool = False) -> None:
+            self.calls.append(anew)
+
+        def has(self, flight: Flight) -> bool:
+            self.calls.append("has")
+            return True
+
+    box = Flying(Message(1, "a", None, "id1", b"x"))
+    box.flying = list(box.waiting)
+    assert ExactlyOnce(box, Telling()).once().sent == 1  # type: ignore[arg-type]
+    assert Telling.calls[:3] == [False, True, "has"]
+
+
+def test_exactly_once_sends_to_a_topic_once_it_exists() -> None:
+    """It is tried again with backoff, and messages to it go with the others then."""
+    box, stop = Flying(Message(0, "no", None, "id0", b"x"), Message(1, "a", None, "id1", b"x")), threading.Event()
+    broker = Broker()
+    one = ExactlyOnce(box, broker)  # type: ignore[arg-type]
+    one.patience = SOON
+    rounds = list[Dispatched]()
+
+    def tell(done: Dispatched) -> None:
+        rounds.append(done)
+        broker.created = True
+        if not box.waiting:
+            stop.set()
+
+    one.run(stop, every=0.01, tell=tell)
+    assert box.sent == [1, 0] and not one._alone and all(not done.dead for done in rounds)
