@@ -170,12 +170,16 @@ TASK = re.compile(
 )
 WORKER = re.compile(
     r"Python worker exited unexpectedly"
+    r"|ExecutorLostFailure \(executor \S+ exited caused by one of the running tasks\)"
+    r"|has failed the maximum allowable number of times: \d+\. Most recent failure reason: \S*FetchFailed"
     r"|(?:SocketException|ClosedChannelException|Broken pipe|Connection reset).{0,2000}?org\.apache\.spark\.api\.python",
     re.DOTALL,
 )
-"""A Python worker died while it worked. Without retries of tasks, as on local[N], one death ends the job; an event may be what kills it.
+"""A Python worker died while it worked, or its executor with it. Without retries of tasks, as on local[N], one death ends the job; an event
+may be what kills it. Executors that have died take the files of a shuffle along: behind one, that is all the job says.
 
-Source: BasePythonRunner of Spark 4, whose writer passes on what the socket says.
+Source: BasePythonRunner of Spark 4, whose writer passes on what the socket says; ExecutorLostFailure of TaskEndReason and
+handleTaskCompletion of DAGScheduler, Spark 3.5 to 4.2.
 """
 RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ ].*\n)+([\w.]+)(?::|$)", re.MULTILINE)
 CAUGHT = "\nDuring handling of the above exception, another exception occurred:\n"

@@ -226,7 +226,8 @@ def register_budget(app: typer.Typer) -> None:
 def show_budget(name: Name, store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Show how many events fail, by kind of dead letter.
 
-    The table counts the failures among the last events, and how many failures are admitted.
+    The table counts the failures among the last events, and how many failures are admitted. Failures of a kind without a limit, as REJECTED
+    is by default, are not kept: they count as none.
     """
     opened = open_store(store)
     check_consumer(opened, name)

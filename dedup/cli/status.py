@@ -57,6 +57,7 @@ class Thresholds:
     lag: int | dt.timedelta | None = None
     silent: dt.timedelta | None = None
     letters: dt.timedelta | None = None
+    broker: tuple[str, ...] = ()  # the options that named it, for the commands of warnings
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ def status(
     if that process was on another host. The rate is in events a second, over the newest 50 decisions. With a broker the table has the lag,
     too. The exit code is 1 if there is a warning; each warning names the command to run next.
     """
-    opened, limits = open_store(store), Thresholds(fail_above, silent, letters_older)
+    named = {"--kafka": kafka, "--kafka-settings": kafka_settings, "--eventhubs": eventhubs, "--source": source}
+    options = tuple(word for option, value in named.items() if value for word in (option, value))
+    opened, limits = open_store(store), Thresholds(fail_above, silent, letters_older, options)
     if name:
         check_consumer(opened, name)
     broker = ends_of(kafka, kafka_settings, eventhubs)
@@ -142,9 +145,9 @@ def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:
         )
     for far in one.lags or ():
         if far.lost:
-            yield Warned(f"the log no longer has {far.lost} positions of {far.partition}", command("consumer", "lag", name))
+            yield Warned(f"the log no longer has {far.lost} positions of {far.partition}", command("consumer", "lag", name, *limits.broker))
         elif far.another:
-            yield Warned(f"the log of {far.partition} ends before the checkpoint", command("consumer", "lag", name))
+            yield Warned(f"the log of {far.partition} ends before the checkpoint", command("consumer", "lag", name, *limits.broker))
     yield from _beyond(one, limits)
 
 
@@ -152,7 +155,7 @@ def _beyond(one: Standing, limits: Thresholds) -> Iterator[Warned]:
     """What a limit of the user's is exceeded by."""
     name, (events, seconds) = one.head.consumer, one.lag
     if limits.lag is not None and one.lags is not None and above(events or 0, seconds, limits.lag):
-        yield Warned(f"it is {events} events behind", command("consumer", "lag", name))
+        yield Warned(f"it is {events} events behind", command("consumer", "lag", name, *limits.broker))
     if limits.silent is not None and (one.last_commit is None or one.now - one.last_commit > limits.silent):
         since = "ever" if one.last_commit is None else f"since {cell(one.last_commit)}"
         yield Warned(f"nothing was committed {since}; it is {one.activity}", command("consumer", "show", name))

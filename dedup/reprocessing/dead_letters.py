@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Head
 from deadletter import hiding, plans
-from deadletter.letter import HISTORY, Action, Kind, Status
+from deadletter.letter import HISTORY, Action, Status
 from deadletter.plans import BUSY, NOT_THERE, WAITING_STATUSES, Plan, Who, history
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change
@@ -88,7 +88,7 @@ class DeadLetters:
         Args:
             columns: only these.
         """
-        if unsent.is_meant(selection) or (selection.after and unsent.ids_among(self.store, [selection.after])):
+        if unsent.is_meant(selection) or (selection.after and unsent.meant_by(self.store, [selection.after], "select")):
             return unsent.letters(self.store, selection, columns)
         events = self.store.letters(selection, columns)
         left = None if selection.limit is None else selection.limit - events.num_rows
@@ -148,11 +148,8 @@ class DeadLetters:
             raise ConfigError("Give a reason: it is kept with the letters.")
         if isinstance(which, Selection) and unsent.is_meant(which):
             return unsent.discard(self.store, which, by=by, reason=reason, dry_run=dry_run)
-        if not isinstance(which, Selection) and (messages := unsent.ids_among(self.store, which)):
-            if set(which) - set(messages):
-                raise ConfigError("Some of these letters are of messages (UNSENT) and some of events: discard them separately.")
-            meant = Selection(kind=Kind.UNSENT, ids=tuple(messages), limit=None)
-            return unsent.discard(self.store, meant, by=by, reason=reason, dry_run=dry_run)
+        if not isinstance(which, Selection) and (messages := unsent.meant_by(self.store, which, "discard")):
+            return unsent.discard(self.store, messages, by=by, reason=reason, dry_run=dry_run)
         who = _who(by, reason)
 
         def plan(access: Access) -> Plan:

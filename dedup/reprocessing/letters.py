@@ -79,7 +79,8 @@ def reprocess(
 ) -> Reprocessed:
     """Run the selected letters that are open or blocked through the consumer's handler.
 
-    Letters of messages (kind UNSENT) are selected by that kind alone; no handler runs, and the messages wait to be sent again.
+    Letters of messages (kind UNSENT) are selected by that kind, or by their ids, alone; no handler runs, and the messages wait to be sent
+    again.
 
     A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
     is, with one more attempt. How many are run at most is `options.limit`; that of the selection is not looked at.
@@ -101,8 +102,9 @@ def reprocess(
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
         Refused: one of `selection.ids` is a letter whose contents were erased.
-        ConfigError: from_log without a topic, or nothing is registered with `consumer.register_log_reader`; no handler is registered; due
-            without `Retry(later=...)`, or with a kind of letter that is never due.
+        ConfigError: ids of messages are mixed with those of events; from_log without a topic, or nothing is registered with
+            `consumer.register_log_reader`; no handler is registered; due without `Retry(later=...)`, or with a kind of letter that is never
+            due.
 
     Crash: each page is done or not; a second call goes on.
     """
@@ -112,7 +114,7 @@ def reprocess(
     if due:
         keep = _due_ones(consumer, chosen, from_log=from_log)
         chosen = replace(chosen, kind=Kind.HANDLER_ERROR.value)
-    if unsent.is_meant(selection):
+    if unsent.is_meant(selection) or (chosen.kind is None and unsent.meant_by(store, selection.ids or (), "reprocess")):
         return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
     if selection.ids:
         refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))

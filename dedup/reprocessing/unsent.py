@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.errors import ConfigError
 from deadletter.letter import GROUPS, LETTERS, Kind, Status, fingerprint, letter_id
 from deadletter.selection import Selection
 from deadletter.work import Changed
@@ -40,10 +41,12 @@ def letters(store: Store, selection: Selection, columns: Sequence[str] | None = 
     return pa.Table.from_pylist(rows, SCHEMA).select(names)
 
 
-def ids_among(store: Store, ids: Sequence[str]) -> list[str]:
-    """Those of these ids that are of messages."""
-    found = letters(store, Selection(ids=tuple(ids), limit=None), ["id"])["id"].to_pylist()
-    return [str(id) for id in found]
+def meant_by(store: Store, ids: Sequence[str], what: str) -> Selection | None:
+    """The letters of messages that all these ids are of; None where no id is. Raises ConfigError where some are, and some are of events."""
+    found = letters(store, meant := Selection(ids=tuple(ids), kind=Kind.UNSENT, limit=None), ["id"])["id"].to_pylist() if ids else []
+    if found and set(ids) - set(found):
+        raise ConfigError(f"Some of these letters are of messages (UNSENT) and some of events: {what} them separately.")
+    return meant if found else None
 
 
 def groups(store: Store, selection: Selection) -> pa.Table:

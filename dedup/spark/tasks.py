@@ -28,10 +28,12 @@ from checkpoint import guards
 from checkpoint.errors import BudgetExceeded, CommitConflict, ConfigError, PositionGap
 from checkpoint.head import Checkpoint, Head, Run
 from checkpoint.position import Partition
+from deadletter import outage
 from deadletter.classify import is_cancelled
 from deadletter.crashes import Marker, cancelled, untried
 from deadletter.failure import Elsewhere
 from deadletter.parked import tell_parked, together
+from deadletter.policy import OwnPolicy
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.index import Index
 from dedup.core.store import Slicing
@@ -199,7 +201,7 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
         report += Report.of_counts(np.asarray(row["states"]))
     parked = [group for row in outcomes if row["parked"] for group in pickle.loads(row["parked"])]
     tell_parked(job.policy.on_failure.on_parked, together(parked))
-    _raise_worst(_errors(outcomes))
+    _raise_worst(_errors(outcomes), job.policy.on_failure)
     return report, close(job, _reached(head, run, outcomes), run)
 
 
@@ -328,18 +330,19 @@ def _errors(outcomes: Iterable[Mapping[str, Any]]) -> list[BaseException]:
     return [pickle.loads(row["error"]) for row in outcomes if row["error"] is not None]
 
 
-def _raise_worst(errors: list[BaseException]) -> None:
+def _raise_worst(errors: list[BaseException], failures: OwnPolicy) -> None:
     """Of several errors that one which waiting cannot mend; then that of a budget, whose slice says why."""
     if not errors:
         return
     for error in errors:
         log.warning("a slice failed: %s", error if isinstance(error, Elsewhere) else f"{type(error).__name__}: {error}")
-    raise min(errors, key=_rank)
+    raise min(errors, key=partial(_rank, failures=failures))
 
 
-def _rank(error: BaseException) -> tuple[bool, bool, bool]:
+def _rank(error: BaseException, failures: OwnPolicy) -> tuple[bool, bool, bool, bool]:
     told = "another slice" in str(error)  # the slice that was over the budget says which events failed
-    return isinstance(error, CommitConflict), not isinstance(error, BudgetExceeded) or told, told
+    budget = isinstance(error, BudgetExceeded) and not told
+    return outage.may_pass(error, failures), isinstance(error, CommitConflict), not budget, told
 
 
 def _reached(head: Head, run: Run, outcomes: Iterable[Mapping[str, Any]]) -> Head:

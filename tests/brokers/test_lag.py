@@ -95,6 +95,7 @@ def test_lag_behind_a_real_broker(kafka: kafka_server.Broker, topic: Topic, plac
     limits = {"1": 1, "2": 0, "0s": int(first["seconds"] > 0), "1000d": 0}
     lines = {limit: f"consumer lag shop --kafka {kafka.servers} --fail-above {limit}" for limit in limits}
     assert {limit: dedup(line, place)[0] for limit, line in lines.items()} == limits
+    assert f"Run `dedup consumer lag shop --kafka {kafka.servers}`." in dedup(f"status --kafka {kafka.servers} --fail-above 1", place)[1]
     broker = dk.EventHubs.connection_string(kafka.connection_string).broker()
     names = ("security.protocol", "sasl.mechanism", "sasl.username", "sasl.password")
     login = "# a login\n" + "\n".join(f"{name} = {broker.settings()[name]}" for name in names)

@@ -101,12 +101,12 @@ def test_every_fault_is_a_warning_that_names_a_command() -> None:
     """Restored tables, messages that cannot be sent, positions that the log has lost, a lag beyond the limit."""
     one = Lag("shop", Partition("kafka", "orders", 0), 10, End(first=20, end=50, newest=NOW), NOW - dt.timedelta(minutes=5))
     found = at(damage="tables were restored", outbox=OutboxLag(3, NOW, 2, 0), lags=[one])
-    told = [(w.text, w.command) for w in wrong_with(found, Thresholds(lag=dt.timedelta(minutes=1)))]
+    told = [(w.text, w.command) for w in wrong_with(found, Thresholds(lag=dt.timedelta(minutes=1), broker=("--kafka", "here:9092")))]
     assert told == [
         ("tables were restored", "`dedup verify shop`"),
         ("2 messages cannot be sent", "`dedup outbox list shop --state DEAD`"),
-        ("the log no longer has 9 positions of kafka/orders/0", "`dedup consumer lag shop`"),
-        ("it is 30 events behind", "`dedup consumer lag shop`"),
+        ("the log no longer has 9 positions of kafka/orders/0", "`dedup consumer lag shop --kafka here:9092`"),
+        ("it is 30 events behind", "`dedup consumer lag shop --kafka here:9092`"),
     ]
     assert not list(wrong_with(at(lags=[replace(one, checkpoint=49)]), Thresholds(lag=5)))
 

@@ -62,6 +62,17 @@ def test_reprocessing_it_sends_it_and_then_those_behind_it(place: Place, receive
     assert DeadLetters(place.store()).select(UNSENT)["body"].to_pylist() == [b"o5"]
 
 
+def test_its_id_alone_says_that_a_message_is_meant(place: Place, receiver: Receiver) -> None:
+    """What `dedup dead-letter reprocess ID` asks for is done; ids of both kinds together are refused."""
+    run = publisher(place.store())
+    event_id, first, _ = DeadLetters(place.store()).select(Selection(), ["id"])["id"].to_pylist()
+    with pytest.raises(ConfigError, match="reprocess them separately"):
+        reprocess(Selection(ids=(event_id, first)), run)
+    assert reprocess(Selection(ids=(first,)), run, dry_run=True).selected == 1 and states(place)["DEAD"] == 2
+    assert reprocess(Selection(ids=(first,)), run).reprocessed == 1 and states(place)["DEAD"] == 1
+    assert reprocess(Selection(ids=(event_id,)), run, dry_run=True).by_kind == {"REJECTED": 1}
+
+
 def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver: Receiver) -> None:
     """By id or by kind; without the kind a selection means letters of events only, and the two are not mixed by id."""
     letters = DeadLetters(place.store())

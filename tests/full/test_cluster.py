@@ -18,7 +18,7 @@ import pytest
 
 from fixtures.fix_places import BOTH
 from kit.cluster_apps import Applications
-from kit.cluster_driver import BAD, DEADLY, HANDLERS, NOBODY, SLOW
+from kit.cluster_driver import BAD, DEADLY, FATAL, HANDLERS, NOBODY, SLOW
 from kit.orders import assert_proven, batch, event, ids, letters
 from kit.paths import ROOT
 from kit.places import DeltaPlace, Place, PostgresPlace
@@ -284,6 +284,18 @@ def test_a_task_that_dies_once_is_tried_again(applications: Applications, place:
     assert run(applications.packed(**ELASTIC), place, folder, handler)["errors"] == []
     assert (folder / DEADLY).exists()
     assert_once(place, expected, (BAD,))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("handler", ["foreach", "frames"])
+def test_an_event_that_takes_its_executor_down_is_parked(applications: Applications, place: Place, folder: Path, handler: str) -> None:
+    """It alone becomes a letter. Where tasks commit by themselves that takes somebody who starts the query again."""
+    expected, restarts = land_duplicates(folder, FATAL), handler == "foreach" and isinstance(place, PostgresPlace)
+    settings = {"scratch": str(folder / "scratch")}
+    driver = applications.with_wheel(**{"spark.task.maxFailures": "2"})
+    answer = run(driver, place, folder, handler, settings=settings, lives=9 if restarts else 1)
+    assert "failed" not in answer, answer
+    assert_once(place, expected, (FATAL,))
 
 
 @pytest.mark.parametrize("handler", ["foreach", "foreach_arrow", "frames"])

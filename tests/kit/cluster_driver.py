@@ -24,8 +24,8 @@ ANSWER = "answer "
 BAD = "bad"
 """The id of the order that no handler takes."""
 
-SLOW, DEADLY = "slow", "deadly"
-"""The ids of the order that waits for somebody, and of the one whose first attempt kills its process."""
+SLOW, DEADLY, FATAL = "slow", "deadly", "fatal"
+"""The ids of the order that waits for somebody, of one whose first attempt kills its process, and of one that kills its executor."""
 
 
 PATIENCE, NOBODY = 300.0, "nobody came"
@@ -39,6 +39,10 @@ def meet(order: str, folder: Path) -> None:
     if order == DEADLY and not (folder / DEADLY).exists():
         (folder / DEADLY).touch()
         os.kill(os.getpid(), 9)
+    if order == FATAL:  # the parent of a worker is the daemon that forks them
+        status = Path(f"/proc/{os.getppid()}/status").read_text()
+        os.kill(int(status.partition("PPid:")[2].split()[0]), 9)
+        time.sleep(PATIENCE)
     if order == SLOW:
         with (folder / "attempts").open("a") as out:
             out.write(f"{os.getpid()}\n")

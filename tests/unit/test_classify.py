@@ -20,7 +20,7 @@ from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
 from checkpoint import errors as ours
 from deadletter import ErrorClass
-from deadletter.classify import classify, is_cancelled, outlasted
+from deadletter.classify import classify, is_cancelled, killed_a_worker, outlasted
 
 TRANSIENT, PERMANENT, SYSTEMIC = ErrorClass.TRANSIENT, ErrorClass.PERMANENT, ErrorClass.SYSTEMIC
 
@@ -192,9 +192,29 @@ def test_spark_and_delta_errors(error: BaseException, expected: ErrorClass) -> N
     assert classify(error) is expected
 
 
-def test_a_worker_that_dies_again_and_again_is_the_events_own_fault() -> None:
-    """Spark's JVM names no event; where tries do not outlast the deaths, halves find the one that kills."""
-    assert outlasted(java(STAGE + "Python worker exited unexpectedly (crashed)")) is PERMANENT
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("Python worker exited unexpectedly (crashed)", PERMANENT),
+        (
+            "Lost task 0.3 in stage 1.0: ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: code 137",
+            PERMANENT,
+        ),
+        (
+            "Lost task 0.3 in stage 1.0: ExecutorLostFailure (executor 1 exited unrelated to the running tasks) Reason: decommissioned",
+            SYSTEMIC,
+        ),
+        (
+            "ResultStage 3 (call) has failed the maximum allowable number of times: 4. Most recent failure reason: "
+            "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 0 partition 1",
+            PERMANENT,
+        ),
+    ],
+)
+def test_a_worker_that_dies_again_and_again_is_the_events_own_fault(said: str, found: ErrorClass) -> None:
+    """So is an executor, unless it was taken away. Spark names no event: where tries do not outlast it, halves find what kills."""
+    error = java(STAGE + said)
+    assert (classify(error), outlasted(error), killed_a_worker(error)) == (TRANSIENT, found, found is PERMANENT)
 
 
 @pytest.mark.parametrize(

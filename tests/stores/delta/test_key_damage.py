@@ -67,17 +67,17 @@ def test_no_changed_byte_changes_an_answer(tmp_path: Path) -> None:
 def test_no_byte_that_changes_while_a_file_is_open_changes_an_answer(tmp_path: Path) -> None:
     """Each page has been used before: the answers stay right, or DamagedKeys is raised."""
     made(tmp_path / "whole")
-    content, dice, refused = (tmp_path / "whole").read_bytes(), random.Random(2), 0
+    content, dice, refused, asked = (tmp_path / "whole").read_bytes(), random.Random(2), 0, keys.key_words(column(range(1600)))
     for at in dice.sample(range(3 * key_files.PAGE.itemsize), 200):
         damaged = bytearray(content)
         damaged[at] ^= 1 << dice.randrange(8)
         for text in (bytes(damaged), content[:at], content[:at] + bytes(len(content) - at)):
             (tmp_path / "whole").write_bytes(content)
             run = StoredRun.open(tmp_path / "whole")
-            assert run.find(*keys.key_words(column(range(1600)))).found.sum() == 1500
+            assert run.find(*asked).found.sum() == 1500
             (tmp_path / "whole").write_bytes(text)
             try:
-                hits = run.find(*keys.key_words(column(range(1600))))
+                hits = run.find(*asked)
                 assert hits.found.tolist() == [n < 1500 for n in range(1600)] and hits.payload.tolist() == list(range(1500))
             except DamagedKeys:
                 refused += 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError
+from checkpoint.errors import BudgetExceeded, ConfigError, Fenced, HandlerError, SinkMismatch
 from checkpoint.head import Run
 from checkpoint.holders import take_epoch
 from deadletter.known import SYSTEMIC, TRANSIENT
@@ -100,6 +100,21 @@ def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     away[0] = False
     assert run_in_tasks(made, batch(*orders(range(5)))).processed == 3
     assert_proven(base.store())
+
+
+def test_what_no_waiting_mends_is_told_before_what_may_pass(base: PostgresPlace) -> None:
+    """A service that one partition needs may be away for hours: that there is no such table, which another one needs, ends the query."""
+    made = bare(base.store(), errors=[(Moody, SYSTEMIC)])
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        if event.partition == 0:
+            raise Moody("the service is away")
+        tx.write(row(event), "nowhere")
+
+    with pytest.raises(SinkMismatch, match="nowhere"):
+        run_in_tasks(made, batch(*orders([0], partition=0), *orders([0], partition=1)))
+    assert (ids(base.read()), letters(base.store())) == ([], [])
 
 
 ROOM = [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3, 8, (3, True))]
