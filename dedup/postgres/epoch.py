@@ -389,22 +389,30 @@ def claim_partition(
     provably gone, its session is ended.
 
     Raises:
-        Fenced: a newer epoch was taken. StillHeld: the older claimant's batch takes longer than twice `seconds`; try again later.
+        Fenced: a newer epoch was taken. StillHeld: the older claimant's batch, or the lock of a session that is nobody's here, takes longer
+            than twice `seconds`; try again later.
 
     Crash: the number is raised or not; raised, the partition waits for the next claim.
     """
     started = quiet_since = time.monotonic()
     signs: Any = None
+    ended: str | None = None
     while (number := _try(connection, sql, consumer, epoch, run_id, partition)) is None:
-        found = _claimant(connection, sql, consumer, partition)
-        if found is None:
+        found, now = _claimant(connection, sql, consumer, partition), time.monotonic()
+        late = now - started >= 2 * seconds
+        if found is None or found["run_id"] == ended:
+            if late:
+                raise StillHeld(
+                    f"Partition {partition} of consumer {consumer!r}: its row in partition_claim is locked by a session of PostgreSQL that "
+                    "is no process on record. Look for it in pg_locks and end it; claim the partition again later."
+                )
             continue
-        now = time.monotonic()
         if (found["run_id"], found["beats"]) != signs:
             signs, quiet_since = (found["run_id"], found["beats"]), now
         if now - quiet_since >= seconds or is_alive(found["host"], found["pid"], found["started"]) is False:
             end_session(connection, sql, consumer, found)
-        elif now - started >= 2 * seconds:
+            ended = found["run_id"]
+        elif late:
             raise StillHeld(
                 f"Partition {partition} of consumer {consumer!r}: a batch of host {found['host']}, process {found['pid']} is open, and "
                 "that process is alive. It keeps the partition; claim it again later."

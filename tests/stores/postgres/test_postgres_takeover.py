@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from checkpoint.errors import Fenced, StillHeld
 from checkpoint.head import Holder
+from checkpoint.position import Partition
 from dedup.postgres import PostgresStore
 from kit.pg_help import WAITING, chunk, epoch, finish, holder, keys
 from kit.pg_proxy import until
@@ -234,3 +236,18 @@ with store.begin("other", number) as tx:
     pg_help.finish(tx, 0, 4, reserved=5 - known)
 print(known)
 """
+
+
+def test_a_claim_that_a_stranger_blocks_says_so(store: PostgresStore, postgres: str) -> None:
+    """Whoever locks the row of a partition and is on no record is not waited for for ever: the error says where to look."""
+    store.migrate()
+    place, first, second = Partition("broker", "orders", 0), holder(), holder()
+    number = store.join("shop", first, takeover_after=0.5).epoch
+    store.claim("shop", number, first.run_id, place, takeover_after=0.5)
+    assert store.join("shop", second, takeover_after=0.5).epoch == number
+    store.leave("shop", number, first.run_id)
+    with psycopg.connect(postgres) as stranger:
+        stranger.execute("select number from dedup.partition_claim for update")
+        with pytest.raises(StillHeld, match="a session of PostgreSQL that is no process"):
+            store.claim("shop", number, second.run_id, place, takeover_after=0.5)
+    assert store.claim("shop", number, second.run_id, place, takeover_after=0.5).number == 2
