@@ -116,6 +116,15 @@ class PlainRows:
         return list(write(iter(self.arrow().select(columns).to_batches())))
 
 
+def with_values(rows: Rows) -> Iterator[str]:
+    """The columns in which some row has a value."""
+    plain = rows.plain()
+    if plain is not None:
+        return (name for name in plain.names if any(row.get(name) is not None for row in plain.rows))
+    table = rows.arrow()
+    return (name for name in table.column_names if table[name].null_count < table.num_rows)
+
+
 def alike(rows: Sequence[Mapping[str, Any]]) -> list[Sequence[int]]:
     """The numbers of rows with the same columns, together: what one row lacks is not NULL because another one has it."""
     first = rows[0].keys() if rows else None

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -34,11 +34,15 @@ Misfits = Mapping[str, tuple[str, int]]
 class EventsFailed(Exception):
     """Some events of a handler of single events failed. It names them, so that no search is needed."""
 
-    def __init__(self, positions: pa.Table, errors: Sequence[BaseException], misfits: Misfits | None = None) -> None:
+    def __init__(
+        self, positions: pa.Table, errors: Sequence[BaseException], misfits: Misfits | None = None, fitting: Iterable[str] = ()
+    ) -> None:
         super().__init__(f"{len(errors)} events failed")
         self.positions, self.errors = positions, errors
         self.misfits = dict(misfits or {})
         """By column of a sink in which no row of the run fits."""
+        self.fitting = frozenset(fitting)
+        """Columns of sinks in which some row has a value that fits."""
 
 
 @dataclass
@@ -86,7 +90,8 @@ class Refusals:
             return self.first
         positions = pa.table({name: [at[i] for at in self.why] for i, name in enumerate(POSITION)})
         named = {f"{table}.{name}": misfit for (table, name), misfit in misfits.items()}
-        return EventsFailed(positions, [ValuesRefused(why) for why in self.why.values()], named)
+        fitting = (f"{table}.{name}" for table, name in self.fitting)
+        return EventsFailed(positions, [ValuesRefused(why) for why in self.why.values()], named, fitting)
 
 
 def are_the_columns(misfits: int, of: int) -> bool:

@@ -24,7 +24,7 @@ from deadletter.classify import Rule
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index, not_here
 from dedup.core.messages import Messages
-from dedup.core.rows import ArrowFrames, Rows, picked
+from dedup.core.rows import ArrowFrames, Rows, picked, with_values
 from dedup.core.steps import Merge
 from dedup.core.store import Filing, TaskFiles
 from dedup.pipeline import reentry
@@ -85,6 +85,7 @@ class TaskOutcome:
     skipped: list[int] = field(default_factory=list)
     failed: list[tuple[int, BaseException]] = field(default_factory=list)
     misfits: dict[str, tuple[str, int]] = field(default_factory=dict)  # as those of EventsFailed
+    fitting: frozenset[str] = frozenset()  # likewise
     error: BaseException | None = None  # it cannot be told which event's
     lost: str | None = None  # a file of kept rows that the task does not find
     files: list[str] = field(default_factory=list)
@@ -142,11 +143,17 @@ def _raise(outcomes: Sequence[TaskOutcome], events: Callable[[], Index]) -> None
     failed = [each for outcome in outcomes for each in outcome.failed]
     if failed:
         positions = events().positions(np.array([row for row, _ in failed]))
-        having = [outcome for outcome in outcomes if outcome.misfits or outcome.failed or outcome.files or outcome.writes]
-        common = set.intersection(*(set(outcome.misfits) for outcome in having))  # a task that made no rows says nothing of a column
-        counts = {column: sum(outcome.misfits[column][1] for outcome in having) for column in sorted(common)}
-        misfits = {column: (having[0].misfits[column][0], count) for column, count in counts.items()}
-        raise EventsFailed(positions, [error for _, error in failed], misfits)
+        raise EventsFailed(positions, [error for _, error in failed], _misfits(outcomes))
+
+
+def _misfits(outcomes: Sequence[TaskOutcome]) -> dict[str, tuple[str, int]]:
+    """By column in which no value of any task fits. A task that has no value for a column says nothing of it."""
+    fitting = frozenset[str]().union(*(outcome.fitting for outcome in outcomes))
+    found: dict[str, tuple[str, int]] = {}
+    for column, (why, count) in (misfit for outcome in outcomes for misfit in outcome.misfits.items()):
+        first, before = found.get(column, (why, 0))
+        found[column] = (first, before + count)
+    return {column: misfit for column, misfit in sorted(found.items()) if column not in fitting}
 
 
 def _require_all(outcomes: Sequence[TaskOutcome], tx: Tx) -> None:
@@ -305,23 +312,25 @@ def _handle(table: pa.Table, events: Events, job: HandlerJob) -> TaskOutcome:
         with reentry.handling(job.consumer):
             _call(job.handler, table, tx)
         tx.close()
-        tx.perform_writes(lambda _, returned: outcome.files.extend(_filed(returned, job)))
+        tx.perform_writes(partial(_file, outcome, made, job))
     except EventsFailed as found:
         at = (index.locate(found.positions) + base).tolist()
         failed = [(row, told(error, job.rules)) for row, error in zip(at, found.errors, strict=True)]
-        return TaskOutcome(rows, failed=failed, misfits=found.misfits)
+        return TaskOutcome(rows, failed=failed, misfits=found.misfits, fitting=found.fitting)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - the driver judges it
         return TaskOutcome(rows, error=told(error, job.rules))
+    outcome.fitting = frozenset(made.fitting)
     outcome.rejected = {row + base: reason for row, reason in tx.rejected.items()}
     outcome.skipped, outcome.of_events = (tx.skipped + base).tolist(), tx.of_events
     return outcome
 
 
-def _filed(rows: Rows, job: HandlerJob) -> list[str]:
+def _file(outcome: TaskOutcome, made: _Made, job: HandlerJob, table: str, rows: Rows) -> None:
     assert job.files is not None
-    return job.files.write(rows)
+    outcome.files.extend(job.files.write(rows))
+    made.fit(table, rows)
 
 
 class _Made:
@@ -330,6 +339,11 @@ class _Made:
     def __init__(self) -> None:
         self.writes: list[Written] = []
         self.messages: list[Messages] = []
+        self.fitting: set[str] = set()  # columns with values, with their tables; whether those of `writes` fit the driver will say
+
+    def fit(self, table: str, rows: Rows) -> None:
+        """Note which columns of a table have values."""
+        self.fitting.update(f"{table}.{name}" for name in with_values(rows))
 
     @property
     def connection(self) -> Any:
@@ -352,6 +366,7 @@ class _Made:
         plain = rows.plain()
         found = rows.arrow() if plain is None else list(plain.rows)
         self.writes.append(Written(table, found, how, None if plain is None else plain.authors))
+        self.fit(table, rows)
         return len(found)
 
     def enqueue(self, messages: Messages) -> None:

@@ -8,6 +8,7 @@ import datetime as dt
 import enum
 import os
 import pickle
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -174,6 +175,20 @@ def test_a_task_that_makes_no_rows_says_nothing_of_a_column(lake: DeltaPlace) ->
     with pytest.raises(SinkMismatch, match="amount"):
         run_in(Tasks(rows), made, rows)
     assert letters(lake.store()) == []
+
+
+@pytest.mark.parametrize(("others", "parked"), [(None, 0), (7, 3)])
+def test_a_partition_without_values_says_nothing_of_a_column(lake: DeltaPlace, others: int | None, parked: int) -> None:
+    """Where all values that there are do not fit, the sink's column is wrong; one that fits says that the events are."""
+    made, rows = bare(lake.store(), budget=None), batch(*orders(range(3)), *orders(range(3), partition=1))
+
+    @made.foreach(into="orders")
+    def book(event: Event, tx: Any) -> Any:
+        return {"id": event.data["id"], "amount": others if event.partition == 1 else "no number"}
+
+    with nullcontext() if parked else pytest.raises(SinkMismatch, match="amount"):
+        run_in(Tasks(rows), made, rows)
+    assert (len(letters(lake.store())), len(lake.read())) == (parked, parked)
 
 
 def test_values_of_classes_that_no_module_has_come_back(lake: DeltaPlace) -> None:
