@@ -143,6 +143,14 @@ def test_any_text_is_answered(text: str) -> None:
     assert redact(redact(text)) == redact(text)
 
 
+KEYS = [f"{word}_key" for word in ("account", "api", "access", "private", "encryption", "storage", "master", "signing", "shared_access")]
+TOKENS = [f"{word}-token" for word in ("access", "refresh", "id", "auth", "sas", "session", "security", "bearer", "api")]
+NAMES = [
+    *KEYS, *TOKENS, "password", "passwd", "passphrase", "pwd", "pw", "secret", "secret_access_key", "shared_access_signature", "x-api-key",
+    "credential", "credentials", "sig", "x-amz-signature", "token", "Cookie", "Authorization",
+]  # fmt: skip
+SHAPES = ["AKIA" + "1" * 16, "ASIA" + "1" * 16, "-----BEGIN PRIVATE KEY-----", "eyJa.b.c", "Bearer 12345678"]  # pragma: allowlist secret
+
 PIECES = [*"\\\"'=:@;& ,{}()/\n", "password", "token", "://", "sig", "bearer ", "authorization", "eyJ", "x", "***", "hunter2hunter2"]
 
 
@@ -152,6 +160,15 @@ def test_a_second_pass_finds_nothing_new(pieces: list[str]) -> None:
     """Also where quotes are broken and settings nested, redacting again hides nothing more."""
     once = redact("".join(pieces))
     assert redact(once) == once
+
+
+LEAKED = [*(leak.format(SECRET) for leak in LEAKS), *(f"{name}={SECRET}" for name in NAMES), *SHAPES]
+
+
+@pytest.mark.parametrize("text", [*LEAKED, *(f"{name.upper()}={SECRET}" for name in NAMES)])
+def test_what_is_looked_for_first_leaves_nothing_out(text: str) -> None:
+    """Beside other letters than those of ASCII every pattern is tried: the same is hidden as without them, and something is."""
+    assert redact(f"\u00e9\n{text}") == f"\u00e9\n{redact(text)}" != f"\u00e9\n{text}"
 
 
 UNITS = [
