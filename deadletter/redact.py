@@ -74,21 +74,21 @@ def redact(text: str) -> str:
 
 def _hide(text: str) -> str:
     small = text.lower() if text.isascii() else None  # other letters may be equal to these where case is ignored
-    if small is None or "://" in small:
+    if _may_have(small, "://"):
         text = _URL.sub(_without_password, text)
-    if small is None or _has(small, _WORDS_OF_HEADERS):
+    if _may_have(small, *_WORDS_OF_HEADERS):
         text = _HEADER.sub(rf"\1{_HIDDEN}", text)
-    if small is None or _has(small, _WORDS) or ("key" in small and _has(small, _WORDS_OF_KEYS)):
+    if _may_have(small, *_WORDS) or (_may_have(small, "key") and _may_have(small, *_WORDS_OF_KEYS)):
         text = _SETTING.sub(_without_value, text)
-    if small is None or "token" in small:
+    if _may_have(small, "token"):
         text = _TOKEN.sub(_without_value, text)
-    if small is None or "bearer" in small:
+    if _may_have(small, "bearer"):
         text = _BEARER.sub(rf"\1{_HIDDEN}", text)
-    return _SHAPES.sub(_HIDDEN, text) if small is None or _has(small, _WORDS_OF_SHAPES) else text
+    return _SHAPES.sub(_HIDDEN, text) if _may_have(small, *_WORDS_OF_SHAPES) else text
 
 
-def _has(text: str, words: tuple[str, ...]) -> bool:
-    return any(word in text for word in words)
+def _may_have(text: str | None, *words: str) -> bool:
+    return text is None or any(word in text for word in words)
 
 
 def _without_password(url: re.Match[str]) -> str:

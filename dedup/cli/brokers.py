@@ -56,6 +56,12 @@ def kafka_address(kafka: str, settings: str, eventhubs: str) -> str:
     return kafka
 
 
+def broker_options(kafka: str, settings: str, eventhubs: str, source: str) -> tuple[str, ...]:
+    """The words of a command line that name this broker, for another command."""
+    named = {"--kafka": kafka, "--kafka-settings": settings, "--eventhubs": eventhubs, "--source": source}
+    return tuple(word for option, value in named.items() if value for word in (option, value))
+
+
 def connection_string(variable: str) -> str:
     """What the variable holds. Raises ConfigError, without showing it, where it holds nothing."""
     if "=" in variable:

@@ -14,7 +14,7 @@ from rich.console import Console
 import dedup
 from checkpoint.errors import SourceUnavailable, StoreUnavailable, command
 from dedup.cli import lines
-from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings
+from dedup.cli.brokers import AnyKafka, BrokerName, EventHubs, KafkaSettings, broker_options
 from dedup.cli.exits import found
 from dedup.cli.lag import ends_of
 from dedup.cli.options import AnyName, FailAbove, above, duration
@@ -95,9 +95,8 @@ def status(
     if that process was on another host. The rate is in events a second, over the newest 50 decisions. With a broker the table has the lag,
     too. The exit code is 1 if there is a warning; each warning names the command to run next.
     """
-    named = {"--kafka": kafka, "--kafka-settings": kafka_settings, "--eventhubs": eventhubs, "--source": source}
-    options = tuple(word for option, value in named.items() if value for word in (option, value))
-    opened, limits = open_store(store), Thresholds(fail_above, silent, letters_older, options)
+    named = broker_options(kafka, kafka_settings, eventhubs, source)
+    opened, limits = open_store(store), Thresholds(fail_above, silent, letters_older, named)
     if name:
         check_consumer(opened, name)
     broker = ends_of(kafka, kafka_settings, eventhubs)

@@ -439,7 +439,7 @@ def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], 
     by_row = {numbers[row]: why for numbers, error in refused for row, why in error.by_row.items()}
     made = ValuesRefused(by_row[min(by_row)])
     made.by_row = dict(sorted(by_row.items()))
-    values = {name for table in fitting for name in table.column_names if table[name].null_count < table.num_rows}
+    values = {name for table in fitting for name in with_values(ArrowRows(table))}
     made.fitting = frozenset(values.union(*(error.fitting for _, error in refused)))
     misfits: dict[str, tuple[str, int]] = {}
     for name, (why, count) in (misfit for _, error in refused for misfit in error.misfits.items()):

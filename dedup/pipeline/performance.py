@@ -19,7 +19,7 @@ from checkpoint.position import Ints
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index
 from dedup.core.messages import Messages
-from dedup.core.rows import PlainRows, Rows, alike
+from dedup.core.rows import PlainRows, Rows, alike, with_values
 from dedup.core.steps import Merge
 from dedup.core.store import Frames, Transaction
 from dedup.outbox.recording import Ahead, Names, arrow_of, messages_of, rows_of
@@ -78,7 +78,7 @@ class Refusals:
 
     def add_fitting(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add a call whose rows all fit."""
-        self.fitting |= {(table, name) for row in rows for name, value in row.items() if value is not None}
+        self.fitting |= {(table, name) for name in with_values(PlainRows(rows))}
         self.rows[table] = self.rows.get(table, 0) + len(rows)
 
     def error(self) -> EventsFailed | ValuesRefused:
