@@ -86,12 +86,15 @@ class _Client:
         self._client.close()
 
     def committed(self, places: Iterable[Place]) -> dict[Place, tuple[int, str]]:
-        """(position, note) of those that have one."""
-        try:
-            found = self._client.committed([TopicPartition(*place) for place in places], self._broker.timeout)
-        except KafkaException as error:
-            raise self._refused(error.args[0]) from error
-        return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
+        """(position, note) of those that have one, within the broker's time-out."""
+        wanted, until = [TopicPartition(*place) for place in places], time.monotonic() + self._broker.timeout
+        while True:
+            try:
+                found = self._client.committed(wanted, max(until - time.monotonic(), 0.1))
+            except KafkaException as error:
+                self._wait_or_refuse(error.args[0], until)
+            else:
+                return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
 
     def commit(self, positions: Mapping[Place, int]) -> None:
         """All of them, within the broker's time-out."""
@@ -99,9 +102,13 @@ class _Client:
         while (refused := self._commit(positions, until)) is not None:
             if refused.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise self._nowhere(positions)
-            if refused.code() not in LOADING or time.monotonic() >= until:
-                raise self._refused(refused)
-            self._client.poll(0.2)
+            self._wait_or_refuse(refused, until)
+
+    def _wait_or_refuse(self, error: KafkaError, until: float) -> None:
+        """Wait a moment where the broker's refusal passes by itself; raise what it means otherwise, or when the time is up."""
+        if error.code() not in LOADING or time.monotonic() >= until:
+            raise self._refused(error)
+        self._client.poll(0.2)
 
     def _commit(self, positions: Mapping[Place, int], until: float) -> KafkaError | None:
         """Why the broker refuses; None where it does not. A call that waits by itself would wait for as long as the broker hangs."""

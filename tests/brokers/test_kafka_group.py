@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from checkpoint.errors import ConfigError, Refused, SourceUnavailable
@@ -152,6 +152,24 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told(topic: Topic, group: str)
         mirror(kafka.Broker("127.0.0.1:1", timeout=1.0), group, {(topic.name, 0): 1})
     with pytest.raises(ConfigError, match=r"does not take these settings: .*no\.such"):
         mirror(kafka.Broker(topic.servers, {"no.such": "s3cret"}), group, {(topic.name, 0): 1})
+
+
+def test_positions_are_asked_again_while_the_group_has_no_coordinator(topic: Topic, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has just started, or hands the group over, refuses for a moment. Only what it says then is a double here."""
+
+    class HandsOver(Consumer):
+        refusals = iter((KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
+
+        def committed(self, *asked: Any) -> Any:
+            for code in self.refusals:
+                raise KafkaException(KafkaError(code))
+            return super().committed(*asked)
+
+    monkeypatch.setattr("dedup.kafka.group.Consumer", HandsOver)
+    assert mirror(kafka.Broker(topic.servers), group, {(topic.name, 0): 1}) == Mirrored(written=(f"{topic.name}/0",))
+    HandsOver.refusals = iter([KafkaError.NOT_COORDINATOR] * 99)
+    with pytest.raises(SourceUnavailable, match=r"cannot be asked now: .*Not coordinator"):
+        mirror(kafka.Broker(topic.servers, timeout=0.5), group, {(topic.name, 0): 1})
 
 
 def test_a_mirror_goes_on_through_an_outage_of_the_broker(
