@@ -111,6 +111,26 @@ def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) 
     assert sorted((r["id"], r["amount"]) for r in lake.read()) == [("p0-0", -1), ("p0-0", 1), ("p0-1", -1), ("p0-1", 1)]
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_one_sink_by_two_names_is_refused_where_the_order_counts(lake: DeltaPlace, keeps: bool) -> None:
+    """On the driver the last call counts whatever it names the sink. Tasks know no names: they say so, and nothing is committed."""
+    rows, names, how = batch(*orders(range(2))), ["orders", lake.path("orders")], {"keys": "id"}
+    store = lake.store()
+    made = bare(store)
+
+    @made.foreach(into=None)
+    def book(event: Event, tx: Any) -> None:
+        for number, name in enumerate(names):
+            (tx.merge if how else tx.write)({"id": event.data["id"], "amount": number}, name, **how)
+
+    with pytest.raises(HandlerError, match=r"names one sink in two ways, '.*/orders' and 'orders', and merges"):
+        run_in(Tasks(rows, keeps=keeps), made, rows)
+    assert lake.read() == [] and letters(store) == []
+    how.clear()
+    assert run_in(Tasks(rows, keeps=keeps), made, rows).processed == 2
+    assert sorted((row["id"], row["amount"]) for row in lake.read()) == [("p0-0", 0), ("p0-0", 1), ("p0-1", 0), ("p0-1", 1)]
+
+
 def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace) -> None:
     """Whatever loses rows between the driver and the tasks: none of them counts as processed."""
     made = bare(lake.store())
