@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,8 @@ from deadletter.letter import CONTENTS, ERASED, PAST_CONTENTS, Action
 from dedup.core.retention import Remains
 from dedup.delta import tables
 from dedup.delta.letters import HISTORIC, INDEXED, ROW_GROUP, STATES
+
+T = TypeVar("T")
 
 ATTEMPTS = 20
 """Tries to write files anew beside others who commit to the table."""
@@ -97,19 +99,34 @@ def blanked(engine: Any, uri: str, blank: Blank, *, sleep: Callable[[float], Non
 
     Crash: the table has the old files or the new ones.
     """
+    left = "not all of what was erased has left its files"
+    return changed(engine, uri, lambda table: int(engine.blank(table, blank)), left, sleep=sleep) or 0
+
+
+def changed(engine: Any, uri: str, change: Callable[[Any], T], left: str, *, sleep: Callable[[float], None] = time.sleep) -> T | None:
+    """What the change of a table returns, made again where somebody else has committed meanwhile; None where there is no table.
+
+    Args:
+        left: what is so if the change is not made, for the error.
+
+    Raises:
+        CommitConflict: others commit all the time. StoreUnavailable, and what delta-rs raises.
+
+    Crash: what the change says.
+    """
     handle = engine.handle(uri)
     for attempt in range(ATTEMPTS):
         table = handle.look()
         if table is None:
-            return 0
+            return None
         try:
-            return int(engine.blank(table, blank))
+            return change(table)
         except tables.FAILED as error:
             handle.forget()
             if not isinstance(error, tables.COMMIT_REFUSED):
                 raise
             sleep(random.uniform(0, min(LONGEST_PAUSE, 0.05 * 2**attempt)))
-    raise CommitConflict(f"The table {uri} changes too often: not all of what was erased has left its files. Run it again.")
+    raise CommitConflict(f"The table {uri} changes too often: {left}. Run it again.")
 
 
 def expiring(engine: Any, uri: str) -> list[Remains]:

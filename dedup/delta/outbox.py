@@ -12,6 +12,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from dedup.core.messages import Asked, Chosen, Entry, Failed, Marks, Message, Me
 from dedup.delta import tables
 from dedup.delta.consumers import States
 from dedup.delta.engine import Engine
-from dedup.delta.erasure import Blank, blanked
+from dedup.delta.erasure import Blank, blanked, changed
 from dedup.delta.ledger import OUTBOX_SINK
 from dedup.delta.messages import BLANK, DONE, MARKS, MESSAGES_TABLE, ROWS_BITS, OutboxSnapshot, read_columns
 
@@ -291,6 +292,8 @@ class DeltaOutbox:
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
 
+        Raises CommitConflict where others commit all the time.
+
         Crash: messages go first; marks without a message are harmless, and the next purge takes them.
         """
         found = self._now()
@@ -303,12 +306,12 @@ class DeltaOutbox:
         return count
 
     def _delete(self, found: OutboxSnapshot, last: int) -> None:
+        # Of the marks the newest one stays: Spark skips a turn that it has seen, so turns must not begin anew.
+        marks = f"number >= 0 and number < {(last + 1) << ROWS_BITS} and turn < {found.turn}"
+        engine, left = self._states.engine, "not all of what was to be purged has left it"
         try:
-            self._states.engine.delete(found.table, f"seq <= {last}")
-            # The newest one stays: Spark skips a turn that it has seen, so turns must not begin anew.
-            self._states.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << ROWS_BITS} and turn < {found.turn}")
-        except tables.FAILED as error:
-            raise CommitConflict(f"The outbox of {self.consumer!r} was changed while it was purged: {error}. Run it again.") from error
+            for table, gone in ((found.table, f"seq <= {last}"), (found.marks, marks)):
+                changed(engine, table.table_uri, partial(engine.delete, where=gone), left)
         finally:
             self._found = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +29,20 @@ pytestmark = pytest.mark.delta
 def lake(tmp_path: Path) -> DeltaPlace:
     """Two messages that wait."""
     place = DeltaPlace(tmp_path)
-    run = consumer(place.store())
+    send(place, batch(event(0, "a"), event(1, "b")), 0)
+    return place
+
+
+def send(place: DeltaPlace, rows: pa.Table, number: int) -> None:
+    """A batch with a message for each event."""
+    run = consumer(place.store(), query=None)
     run._handler = None
 
     @run.foreach_batch
     def handle(rows: pa.Table, tx: Any) -> None:
         tx.publish(pa.table({"body": pc.struct_field(rows["data"], "id")}), "out")
 
-    run(batch(event(0, "a"), event(1, "b")), 0)
-    return place
+    run(rows, number)
 
 
 def states(place: DeltaPlace) -> list[str]:
@@ -137,6 +143,23 @@ def test_a_turn_costs_the_same_however_many_messages_are_kept(tmp_path: Path, mo
     assert len(receiver.got) == 31 and read and all(read)
     monkeypatch.undo()
     assert set(states(place)) == {"SENT"} and outbox.count() == 31
+
+
+def test_a_purge_goes_on_beside_a_compaction(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who joins files while they are purged takes them away from the deletion, which looks again: nobody has to run it a second time."""
+    send(lake, batch(event(2, "c")), 1)
+    Dispatcher(lake.store().outbox("shop"), Call(lambda _: None)).once()
+    delete, outbox, joined = DeltaRs.delete, lake.store().outbox("shop"), list[str]()
+
+    def beside(self: DeltaRs, table: DeltaTable, where: str) -> None:
+        if table.table_uri not in joined:
+            joined.append(table.table_uri)
+            DeltaTable(table.table_uri).optimize.compact()
+        delete(self, table, where)
+
+    monkeypatch.setattr(DeltaRs, "delete", beside)
+    assert outbox.purge(dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)) == 3 and len(joined) == 2
+    assert lake.store().outbox("shop").count() == 0 and states(lake) == []
 
 
 def refused(*_: Any) -> Any:
