@@ -52,6 +52,9 @@ def accept(
     lost: Annotated[
         bool, typer.Option("--lost", help="Give up committed rows that are not in the sink and whose files are gone. Delta only.")
     ] = False,
+    at: Annotated[
+        str, typer.Option("--at", metavar="ADDRESS", help="Where its table is now, if it was moved: a path or a URI. Delta only.")
+    ] = "",
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
@@ -60,7 +63,7 @@ def accept(
 ) -> None:
     """Accept a sink that was replaced on purpose.
 
-    The consumer then writes to the table that is there: one that was dropped and created again, or restored.
+    The consumer then writes to the table that is there: one that was dropped and created again, restored, or moved.
 
     Crash: the decision is made whole or not at all; repeat the command to see which.
     """
@@ -69,11 +72,16 @@ def accept(
     take: Any = getattr(opened, "accept_sink", None)
     if take is None:
         raise dedup.ConfigError("This store has no sinks of its own to accept.")
-    take(name, sink, lost=lost, by=who(by), reason=reason, dry_run=not yes)
-    count = opened.publish(name) if yes else 0
+    take(name, sink, at=at or None, lost=lost, by=who(by), reason=reason, dry_run=not yes)
+    count, stuck = 0, ""
+    try:
+        count = opened.publish(name) if yes else 0
+    except dedup.PublicationStuck as error:  # another sink may have to be accepted, too
+        stuck = str(error)
     if as_json:
-        print_json({"consumer": name, "sink": sink, "lost": lost, "batches": count, "done": yes})
+        print_json({"consumer": name, "sink": sink, "lost": lost, "batches": count, "done": yes, "stuck": stuck or None})
         return
     rows = "are given up where their files are gone" if lost else "go to the table that is there"
     typer.echo(f"{name}: committed rows of sink {sink} {rows}.")
-    typer.echo(f"{name}: done; {count} batches made visible" if yes else NOTHING_DONE)
+    visible = f"done; some batches are not visible yet: {stuck}" if stuck else f"done; {count} batches made visible"
+    typer.echo(f"{name}: {visible}" if yes else NOTHING_DONE)

@@ -269,7 +269,7 @@ class SinkPublisher:
 
     def is_done(self, header: Header, entry: SinkFiles) -> bool:
         """Whether the table under the entry's name shows it."""
-        table = self.state.sinks.table(entry.uri)
+        table = self.state.sinks.table(self.state.place_of(entry, header.seq))
         return table is not None and self.shows(table, header, entry)
 
     def shows(self, table: DeltaTable, header: Header, entry: SinkFiles) -> bool:
@@ -278,13 +278,12 @@ class SinkPublisher:
 
     def _open(self, header: Header, entry: SinkFiles) -> Sink:
         consumer, mark = self.state.ledger.consumer, self.state.marks.get(entry.name)
-        uri = mark.uri if mark and mark.accepted >= header.seq else entry.uri
         try:
-            sink = self.state.sinks.open(entry.name, uri)
+            sink = self.state.sinks.open(entry.name, self.state.place_of(entry, header.seq))
         except SinkMismatch as error:
             advice = (
                 f"What it would take: the table back under that name, or {command('sink', 'accept', consumer, entry.name)} "
-                "once a new one is there."
+                "once a new one is there; with --at ADDRESS where the table was moved to."
                 if isinstance(error, NoTable)
                 else f"Look whether its rows are there already; if not, run {command('sink', 'sync', consumer)} after that."
             )

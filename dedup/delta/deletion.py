@@ -26,7 +26,7 @@ from dedup.core.deletion import Allowed, Deletion, no_consumer, require, running
 from dedup.delta import tables, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
-from dedup.delta.ledger import DELETE, DELETED, HELD, KEYS, LETTERS_SINK, LOG, OUTBOX_SINK, Header
+from dedup.delta.ledger import DELETE, DELETED, HELD, KEYS, LOG, Header
 from dedup.delta.messages import ROWS_BITS
 from dedup.delta.outbox import DeltaOutbox, take_turn
 from dedup.delta.sequences import WAITING
@@ -230,8 +230,7 @@ class Deleting:
         be in the hands of who has decided them.
         """
         given_up = {sink for _, sink in state.header.dropped}
-        sinks = {LETTERS_SINK: state.letters_uri, OUTBOX_SINK: state.outbox_uris()[0]}
-        return [state.ledger.uri, *(uri for sink, uri in sinks.items() if sink not in given_up)]
+        return [state.ledger.uri, *(uri for sink, uri in state.own_tables().items() if sink not in given_up)]
 
     def _unnamed(self, state: ConsumerState, uri: str, found: list[pafs.FileInfo]) -> Iterator[str]:
         """Files of a table that its newest snapshot does not name, without its log.

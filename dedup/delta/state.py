@@ -44,6 +44,7 @@ from dedup.delta.ledger import (
     LedgerFile,
     LogRow,
     Mark,
+    SinkFiles,
     first_header,
 )
 from dedup.delta.reservations import Look, ReservedKeys
@@ -174,6 +175,21 @@ class ConsumerState:
         """URIs of its tables of messages and of marks: below the ledger's own id, because another ledger begins to number anew."""
         below = (safe_name(self.ledger.consumer), str(self.table.metadata().id) if self.table is not None else "none")
         return join(self.root, "outbox", *below, "messages"), join(self.root, "outbox", *below, "marks")
+
+    def own_tables(self) -> dict[str, str]:
+        """Name -> URI of the tables below the store's folder that decisions are published to."""
+        return {LETTERS_SINK: self.letters_uri, OUTBOX_SINK: self.outbox_uris()[0]}
+
+    def marked_at(self, name: str) -> str | None:
+        """Where the table under this name was published to last: our own ones where the store's folder is now. None for a new name."""
+        mark = self.marks.get(name)
+        return None if mark is None else self.own_tables().get(name, mark.uri)
+
+    def place_of(self, entry: SinkFiles, seq: int) -> str:
+        """Where the table is that this entry of a decision is for: where its rows were checked, or where a person says that it is now."""
+        mark = self.marks.get(entry.name)
+        moved = mark.uri if mark is not None and mark.accepted >= seq else entry.uri
+        return self.own_tables().get(entry.name, moved)
 
     def header_at(self, seq: int) -> Header | None:
         """The header of a decision, read from the ledger where it is not known; None where there is none."""
@@ -486,9 +502,8 @@ class Agreement:
 
     def _known(self) -> dict[str, str]:
         state = self._state
-        waiting = {entry.name: entry.uri for seq in sorted(state.pending) for entry in state.decided[seq].sinks}
-        own = {LETTERS_SINK: state.letters_uri, OUTBOX_SINK: state.outbox_uris()[0]}
-        return {**own, **waiting, **{name: mark.uri for name, mark in state.marks.items()}}
+        waiting = {entry.name: state.place_of(entry, seq) for seq in sorted(state.pending) for entry in state.decided[seq].sinks}
+        return {**waiting, **{name: mark.uri for name, mark in state.marks.items()}, **state.own_tables()}
 
     def _unknown(self, name: str, table: DeltaTable, *, whole: bool) -> str | None:
         """What the table shows and the ledger does not know.

@@ -303,25 +303,29 @@ class DeltaStore(Joins, Deleting, Tending):
             consumer, lambda state: amendment(state, self._publisher(state), change, by=by, reason=reason)
         ).head
 
-    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str, dry_run: bool = False) -> None:
+    def accept_sink(
+        self, consumer: str, sink: str, *, at: str | None = None, lost: bool = False, by: str, reason: str, dry_run: bool = False
+    ) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, moved, or restored, on purpose.
 
         What was published before stays out of it. What is decided and not published goes there.
 
         Args:
+            at: where the table is now; by default where `tables` says, or where it was.
             lost: give up decided rows whose files are gone.
             dry_run: raise what the change would raise, and change nothing.
 
         Raises:
-            ConfigError: the consumer has never written to that sink.
+            ConfigError: the consumer has never written to that sink, or `at` is no address.
             SinkMismatch: there is no table.
             PublicationStuck: files with decided rows are gone, and `lost` is not said.
 
         Crash: it is accepted, with its record, or it is not.
         """
+        uri = self.tables.get(sink) if at is None else self._names.uri(at)
 
         def plan(state: ConsumerState) -> Header:
-            return acceptance(state, self._publisher(state), sink, self.tables.get(sink), lost=lost, by=by, reason=reason)
+            return acceptance(state, self._publisher(state), sink, uri, lost=lost, by=by, reason=reason)
 
         if dry_run:
             with self._states.existing(consumer) as state:

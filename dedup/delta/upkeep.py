@@ -165,10 +165,10 @@ def _unused(state: ConsumerState, head: Head) -> Head:
 
 
 def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
-    """The header that says: the table under this name now is the right one."""
+    """The header that says: the table under this name now, or at this URI, is the right one."""
     mark = state.marks.get(sink)
     waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]
-    known = uri or (mark.uri if mark else next((e.uri for _, e in waiting), None))
+    known = uri or state.marked_at(sink) or next((state.place_of(e, seq) for seq, e in waiting), None)
     if known is None:
         names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
         raise ConfigError(

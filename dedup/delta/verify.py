@@ -18,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from checkpoint.errors import DedupError, PublicationStuck, StoreUnavailable, command
@@ -190,18 +189,18 @@ def require_letters(state: ConsumerState, publisher: SinkPublisher) -> None:
             if publisher.is_done(header, entry):
                 _require_known(state, publisher, header, entry)
             else:
-                publisher.require_files(header, entry, entry.uri)
+                publisher.require_files(header, entry, state.letters_uri)
 
 
 def _require_published(state: ConsumerState, name: str, mark: Mark) -> None:
-    sink = state.sinks.open(name, mark.uri)
+    sink = state.sinks.open(name, state.marked_at(name) or mark.uri)
     require_same(state, sink, mark.table_id, mark)
     state.require_in_step(name, sink.table)
 
 
 def _require_known(state: ConsumerState, publisher: SinkPublisher, header: Header, entry: SinkFiles) -> None:
     """What no header tells of yet."""
-    sink = state.sinks.open(entry.name, entry.uri)
+    sink = state.sinks.open(entry.name, state.place_of(entry, header.seq))
     if entry.name not in state.marks:
         require_same(state, sink, entry.table_id, None)
     if publisher.is_done(header, entry):
@@ -215,7 +214,7 @@ def _publications(state: ConsumerState, publisher: SinkPublisher) -> Iterator[st
         except DedupError as error:
             yield str(error)
     for header, entry in _to_publish(state):
-        table, done = state.sinks.table(entry.uri), publisher.is_done(header, entry)
+        table, done = state.sinks.table(state.place_of(entry, header.seq)), publisher.is_done(header, entry)
         if not done:
             yield (
                 f"decision {header.seq} ({entry.rows} rows) is not published to {entry.name!r}; run "
@@ -249,8 +248,7 @@ def _sinks(state: ConsumerState, publisher: SinkPublisher, headers: list[Header]
             if _is_published(state, publisher, header, entry) and (header.seq, entry.name) not in dropped:
                 published.setdefault((entry.name, entry.table_id), []).append((header, entry))
     for (name, table_id), entries in published.items():
-        mark = state.marks.get(name)
-        table = state.sinks.table(mark.uri if mark else entries[0][1].uri)
+        table = state.sinks.table(state.marked_at(name) or state.place_of(entries[0][1], entries[0][0].seq))
         if table is not None and str(table.metadata().id) == table_id:
             listed = state.sinks.engine.listed(table)
             others = [(h, e) for h, e in entries if e.staged or not all(add.path in listed for add in e.adds)]
@@ -361,16 +359,16 @@ def _events_now(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
     for seq in sorted(state.pending):
         header = state.decided[seq]
         waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]
-        parts += [_unpublished(header, entry, publisher, system) for entry in waiting]
+        parts += [_unpublished(header, entry, publisher, uri) for entry in waiting]
     if all(isinstance(part, ds.Dataset) for part in parts):
         whole: EventRows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
         return whole
     return Several(EVENTS, tuple(parts))
 
 
-def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, system: pafs.FileSystem) -> ds.Dataset:
-    publisher.require_files(header, entry, entry.uri)
-    place = filesystem(publisher.root, publisher.options) if entry.staged else system
+def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, uri: str) -> ds.Dataset:
+    publisher.require_files(header, entry, uri)
+    place = filesystem(publisher.root if entry.staged else uri, publisher.options)
     with tables.reading("of dead letters"):
         rows = ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
         return ds.dataset(rows.to_table()) if entry.staged else rows

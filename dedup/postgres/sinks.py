@@ -172,6 +172,12 @@ def _note(connection: Connection, sql: Statements, full: str, oid: int, before: 
         )
 
 
+def refuse_address(at: str | None) -> None:
+    """Raise ConfigError for the address of a sink, which Delta tables have."""
+    if at is not None:
+        raise ConfigError(f"A sink on PostgreSQL is found by its name; it has no address such as {at!r}. Leave --at out.")
+
+
 def accept(connection: Connection, sql: Statements, table: str, writer: Writer, *, dry_run: bool = False) -> None:
     """Remember the table that is under this name now. Raises SinkMismatch, or ConfigError where the writer has never written to it.
 

@@ -485,19 +485,23 @@ class PostgresStore(Reads, Joins, Deletes, PgTending):
         with self._connection(f"Changing the state of {consumer!r}") as connection, connection.transaction():
             return state.amend(connection, self._sql, consumer, change, by, reason)
 
-    def accept_sink(self, consumer: str, sink: str, *, lost: bool = False, by: str, reason: str, dry_run: bool = False) -> None:
+    def accept_sink(
+        self, consumer: str, sink: str, *, at: str | None = None, lost: bool = False, by: str, reason: str, dry_run: bool = False
+    ) -> None:
         """Go on with the table that is under a sink's name now: it was dropped and created again, loaded, or renamed, on purpose.
 
         Args:
+            at: for a Delta store; here a sink is found by its name.
             lost: as for a Delta store; here no decided row waits for its sink.
             dry_run: raise what the change would raise, and change nothing.
 
         Raises:
-            ConfigError: the consumer has never written to that sink, or there is no such consumer.
+            ConfigError: the consumer has never written to that sink, there is no such consumer, or `at` is given.
             SinkMismatch: there is no table.
 
         Crash: it is accepted, with its record, or it is not.
         """
+        sinks.refuse_address(at)
         with self._connection(f"Accepting a sink of {consumer!r}") as connection, connection.transaction():
             if not dry_run:
                 state.amend(connection, self._sql, consumer, lambda head: head, by, reason)
