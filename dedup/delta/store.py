@@ -68,6 +68,9 @@ STEPS = {
 }
 """Every name given to on_step, in order -> what is true if the process dies right before it."""
 
+MEMBERS = 100
+"""Processes of a shared epoch that are on record: each decision repeats them. Who is left out commits as before; nobody waits for it."""
+
 
 def _noop(_name: str) -> None:
     pass
@@ -472,6 +475,6 @@ class DeltaStore(Joins, Deleting, Tending):
 
 
 def _entered(header: Header, holder: Holder) -> tuple[Holder, ...]:
-    """With this process, and without those that are provably gone."""
+    """With this process, and without those that are provably gone. Of others the last ones: those killed on hosts that are no more stay."""
     others = (m for m in header.members or () if m.run_id != holder.run_id and (m.pid == holder.pid or not is_gone(m, holder)))
-    return (*others, holder)
+    return (*others, holder)[-MEMBERS:]

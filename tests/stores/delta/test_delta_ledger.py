@@ -21,15 +21,18 @@ from checkpoint.errors import (
     StoreUnavailable,
 )
 from checkpoint.head import Holder
-from checkpoint.position import Ranges
+from checkpoint.position import Partition, Ranges
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Commit
 from dedup.delta import state
+from dedup.delta import store as of_store
 from dedup.delta.engine import DeltaRs
 from dedup.delta.ledger import SCHEMA
 from dedup.delta.outbox import MessageWrites
+from dedup.pipeline.member import Member
 from kit import delta_kit as kit
-from kit.delta_kit import ledger, open_store, show
+from kit.delta_kit import NAME, ledger, open_store, show
+from kit.orders import batch, consumer, orders
 from kit.outgoing import made
 
 pytestmark = pytest.mark.delta
@@ -41,6 +44,21 @@ def test_the_ledger_says_its_properties(folder: Path) -> None:
     settings = ledger(folder).metadata().configuration
     assert settings["delta.enableDeletionVectors"] == "false" and settings["delta.checkpointInterval"] == "50"
     assert not any("setTransactionRetention" in name for name in settings)
+
+
+def test_processes_that_are_no_more_are_forgotten_one_day(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those killed on hosts that are gone look like living ones, and each decision repeats them: only the last that joined stay."""
+    monkeypatch.setattr(of_store, "MEMBERS", 3)
+    skipping = consumer(open_store(folder), query=None)
+    skipping._handler = lambda rows, tx: None
+    first = Member(skipping.job())
+    first.join()
+    assignment, store = first.claim(Partition("broker", "orders", 0)), open_store(folder)
+    others = [Holder(f"host-{n}", 1, "0", f"run-{n}") for n in range(5)]
+    for other in others:
+        store.join(NAME, other, takeover_after=0.1)
+    assert store._states.header(NAME).members == tuple(others[-3:])
+    assert first.process(assignment, batch(*orders(range(3)))).processed == 3, "who is not on record any more commits as before"
 
 
 def test_of_many_creators_of_a_table_one_wins(folder: Path) -> None:
