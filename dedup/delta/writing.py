@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoint.errors import ConfigError, RowsRefused, SinkMismatch
+from checkpoint.errors import ConfigError, HandlerError, RowsRefused, SinkMismatch
 from dedup.core.merges import disjoint_runs, merges, refuse_unknown
 from dedup.core.rows import ArrowRows, Rows, given_rows
 from dedup.core.steps import Merge
@@ -111,9 +111,11 @@ class SinkWrites:
     def entries(self) -> tuple[SinkFiles, ...]:
         """The files that the decision lists; neighbouring merges that share no key are one, since each costs a commit of the sink.
 
-        Raises ConfigError for more writes to one sink than can be told apart.
+        Raises HandlerError where two names of one sink are used and one of them merges: each name has its own order. Raises ConfigError for
+        more writes to one sink than can be told apart.
         """
         entries = self._with_joined_merges()
+        _refuse_two_names(entries)
         names = [entry.name for entry in entries]
         for name, count in Counter(names).items():
             if count > 1 << PART_BITS:
@@ -294,6 +296,18 @@ class _Merged:
     def alike(self) -> tuple[object, ...]:
         """Equal for merges that differ in their rows only."""
         return self.how, tuple(self.columns), tuple(self.keys.schema.types)
+
+
+def _refuse_two_names(entries: Sequence[SinkFiles]) -> None:
+    """Raise HandlerError where rows are merged into a table that has two names here; of appended rows the order does not count."""
+    merged = {entry.table_id for entry in entries if entry.merge is not None}
+    names = {(entry.table_id, entry.name) for entry in entries if entry.table_id in merged}
+    for table_id, some in groupby(sorted(names), lambda one: one[0]):
+        if len(known := [repr(name) for _, name in some]) > 1:
+            raise HandlerError(
+                f"The handler names one sink (table id {table_id}) in {len(known)} ways, {' and '.join(known)}, and merges: "
+                "its calls would lose their order. Use one name."
+            )
 
 
 def _joined(entries: Sequence[SinkFiles], merged: Mapping[str, _Merged]) -> Iterator[SinkFiles]:

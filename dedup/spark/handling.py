@@ -11,14 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations, groupby
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from checkpoint.errors import ConfigError, HandlerError, StoreError, StoreUnavailable
+from checkpoint.errors import ConfigError, StoreError, StoreUnavailable
 from checkpoint.position import Ints
 from deadletter.classify import Rule
 from dedup.core.envelope import POSITION
@@ -181,8 +181,6 @@ def _adopt(outcomes: Sequence[TaskOutcome], tx: Tx, into: str | None) -> None:
 
 def _write(writes: list[Written], tx: Tx) -> None:
     """What handlers wrote by themselves, for each table in the order of the calls; what can be written at once is."""
-    if any(one.how is not None for one in writes):
-        _require_one_name({one.table for one in writes}, tx)
     for (table, how, _), calls in groupby(sorted(writes, key=lambda one: one.table), lambda one: (one.table, one.how, _columns(one))):
         together = list(calls)
         if isinstance(together[0].rows, list):
@@ -195,17 +193,6 @@ def _write(writes: list[Written], tx: Tx) -> None:
             tx.write(rows, table)
         else:
             tx.merge(rows, table, how.keys, how.newer_by, how.delete_when)
-
-
-def _require_one_name(tables: Collection[str], tx: Tx) -> None:
-    """Raise HandlerError where two names mean one sink: in which order its calls came is known by name only, and merges need it."""
-    if tx.transaction.apart(tables):
-        return
-    one, other = next(pair for pair in combinations(sorted(tables), 2) if not tx.transaction.apart(pair))
-    raise HandlerError(
-        f"The handler names one sink in two ways, {one!r} and {other!r}, and merges: in tasks its calls would lose their order. "
-        "Use one name."
-    )
 
 
 def _columns(written: Written) -> tuple[Any, ...]:
