@@ -361,7 +361,8 @@ class ConsumerState:
             if header.generation_since == seq:
                 self.marks = {}  # the header of a new life says which sinks are still the same
             for name, mark in header.marks.items():
-                if name not in self.marks or mark.seq >= self.marks[name].seq:
+                mine = self.marks.get(name)
+                if mine is None or (mark.accepted, mark.seq) >= (mine.accepted, mine.seq):  # what a person accepted is not forgotten
                     self.marks[name] = mark
         self.decided = {**self.decided, **headers}
         self.decided |= self._headers(files, self.pending - set(self.decided))

@@ -66,6 +66,23 @@ def test_the_age_of_what_waits_to_be_published_is_known(folder: Path) -> None:
     assert watcher.unpublished_since(kit.NAME) is open_store(folder).unpublished_since(kit.NAME) is None
 
 
+def test_a_process_that_runs_hears_of_an_acceptance(folder: Path) -> None:
+    """It knows a later publication than the person did, and goes on with the table that was accepted; its next decision says so, too."""
+    running = open_store(folder)
+    number = kit.epoch(running)
+    kit.process(running, number, kit.events([1]))
+    shutil.rmtree(folder / "orders")
+    kit.create(str(folder / "orders"))
+    with pytest.raises(PublicationStuck, match="not the table that was written to before"):
+        kit.process(running, number, kit.events([2], 1), 1)
+    open_store(folder).accept_sink(kit.NAME, "orders", lost=True, by="me", reason="re-created")
+    kit.process(running, number, kit.events([3], 2), 2, reject=lambda key: True)
+    kit.process(open_store(folder), number, kit.events([4], 3), 3)
+    kit.process(running, number, kit.events([5], 4), 4)
+    assert show(folder) == [4, 5]
+    assert open_store(folder).problems(kit.NAME) == []
+
+
 def test_letters_show_before_they_are_published(folder: Path) -> None:
     """A decided letter is a letter, whether or not its table shows it already."""
     store = open_store(folder)
