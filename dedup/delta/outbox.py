@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from checkpoint.errors import CommitConflict, ConfigError, Fenced, PublicationStuck, StoreRestored, StoreUnavailable
+from checkpoint.errors import CommitConflict, ConfigError, Fenced, PublicationStuck, StoreError, StoreRestored, StoreUnavailable
 from deadletter.letter import ERASED
 from dedup.core.messages import Asked, Chosen, Entry, Failed, Marks, Message, Messages, OutboxLag, State, erased_reason
 from dedup.delta import tables
@@ -222,7 +222,7 @@ class DeltaOutbox:
         try:
             return self._now()
         except (PublicationStuck, StoreRestored) as error:
-            log.warning("messages of %s that are decided may be missing: %s", self.consumer, error)
+            log.warning("what %s has decided does not show everywhere, and messages of it may be missing: %s", self.consumer, error)
             return self._look()
 
     def _now(self) -> OutboxSnapshot | None:
@@ -292,7 +292,7 @@ class DeltaOutbox:
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
 
-        Raises CommitConflict where others commit all the time.
+        Raises CommitConflict where others commit all the time, StoreError for whatever else a table refuses.
 
         Crash: messages go first; marks without a message are harmless, and the next purge takes them.
         """
@@ -312,6 +312,8 @@ class DeltaOutbox:
         try:
             for table, gone in ((found.table, f"seq <= {last}"), (found.marks, marks)):
                 changed(engine, table.table_uri, partial(engine.delete, where=gone), left)
+        except tables.FAILED as error:
+            raise StoreError(f"The outbox of {self.consumer!r} was not purged whole: {error}. Run it again.") from error
         finally:
             self._found = None
 

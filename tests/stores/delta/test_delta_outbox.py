@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
+from checkpoint.errors import StoreError, StoreUnavailable
 from dedup.core.messages import Asked, Chosen, Failed, Marks
 from dedup.delta import messages as of_messages
 from dedup.delta import outbox as of_outbox
@@ -160,6 +162,20 @@ def test_a_purge_goes_on_beside_a_compaction(lake: DeltaPlace, monkeypatch: pyte
     monkeypatch.setattr(DeltaRs, "delete", beside)
     assert outbox.purge(dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1)) == 3 and len(joined) == 2
     assert lake.store().outbox("shop").count() == 0 and states(lake) == []
+
+
+@pytest.mark.parametrize("error", [DeltaError("403 Forbidden"), OSError("disk full")])
+def test_a_purge_that_cannot_be_made_is_told_as_our_error(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Upkeep goes on with the next consumer where one cannot be purged: what a table refuses is an error of dedup."""
+    Dispatcher(lake.store().outbox("shop"), Call(lambda _: None)).once()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DeltaRs, "delete", refuse)
+    with pytest.raises(StoreError, match=f"The outbox of 'shop' was not purged whole: {error}. Run it again") as told:
+        lake.store().outbox("shop").purge(dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    assert not isinstance(told.value, StoreUnavailable)
 
 
 def refused(*_: Any) -> Any:
