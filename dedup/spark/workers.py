@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from checkpoint.errors import ConfigError
 from deadletter.outage import words
+from deadletter.redact import redact
 from dedup.spark.session import ERRORS
 
 NEEDED = ("numpy", "pyarrow", "dedup")
@@ -35,6 +36,12 @@ SEND = (
 )
 """What to do where workers have the driver's interpreter."""
 
+LOAD = (
+    "Workers import the module of the handler, too, so what it reads then has to be there: set a variable of the environment for executors "
+    "before Spark starts (spark.executorEnv.NAME), or read it inside the handler. Or take the driver: on='driver'."
+)
+"""What to do where a module fails as it is imported."""
+
 _asked: set[tuple[str, str]] = set()
 """Spark application, consumer."""
 
@@ -46,7 +53,7 @@ def check(session: SparkSession, consumer: str, packed: Sequence[bytes]) -> None
         packed: pickles that the tasks of this consumer will load.
 
     Raises:
-        ConfigError: a worker's interpreter does not start, has another minor version, or lacks packages.
+        ConfigError: a worker's interpreter does not start, has another minor version, lacks packages, or cannot load what was packed.
     """
     asked = (_application(session), consumer)
     if asked in _asked:
@@ -82,15 +89,26 @@ def lacking(answers: Sequence[Mapping[str, str]]) -> str | None:
     """What workers lack, and what to do; None: nothing.
 
     Args:
-        answers: each with the `host`, its `path` and `version` of Python, and what that `lacks`.
+        answers: each with the `host`, its `path` and `version` of Python, what that `lacks`, and the error with which loading `fails`.
     """
     bad = [one for one in answers if one["lacks"]]
     if not bad:
-        return None
-    hosts, first = sorted({one["host"] for one in bad}), bad[0]
-    on = f" on {', '.join(hosts)}" if hosts != [platform.node()] else ""
+        return _failing([one for one in answers if one["fails"]])
+    first = bad[0]
     advice = SEND if first["path"] == sys.executable or len(bad) < len(answers) else _other_interpreter()
-    return f"Spark's workers{on} run {first['path']} (Python {first['version']}), which lacks {first['lacks']}. {advice}"
+    return f"Spark's workers{_on(bad)} run {first['path']} (Python {first['version']}), which lacks {first['lacks']}. {advice}"
+
+
+def _failing(bad: Sequence[Mapping[str, str]]) -> str | None:
+    if not bad:
+        return None
+    told = redact(bad[0]["fails"])
+    return f"Spark's workers{_on(bad)} cannot load the handler, or a module that it uses: {told}. {LOAD}"
+
+
+def _on(answers: Sequence[Mapping[str, str]]) -> str:
+    hosts = sorted({one["host"] for one in answers})
+    return f" on {', '.join(hosts)}" if hosts != [platform.node()] else ""
 
 
 def _cores(session: SparkSession) -> int:
@@ -138,13 +156,15 @@ def _question(packed: Sequence[bytes]) -> Callable[[Any], str]:
         import platform
         import sys
 
-        lacks = [name for name in needed if importlib.util.find_spec(name) is None]
+        lacks, fails = [name for name in needed if importlib.util.find_spec(name) is None], ""
         try:
             for each in () if lacks else packed:
                 pickle.loads(each)
         except ImportError as missing:
             lacks = [missing.name or str(missing)]
-        found = {"host": platform.node(), "path": sys.executable, "version": platform.python_version(), "lacks": ", ".join(lacks)}
-        return json.dumps(found)
+        except Exception as error:  # noqa: BLE001 - whatever a module raises when it is imported
+            fails = f"{type(error).__name__}: {error}"
+        found = {"host": platform.node(), "path": sys.executable, "version": platform.python_version()}
+        return json.dumps({**found, "lacks": ", ".join(lacks), "fails": fails})
 
     return answer

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import pickle
 import platform
 import sys
+from typing import Any
 
-from dedup.spark.workers import lacking
+from dedup.spark.workers import _question, lacking
 
 
-def answer(host: str, lacks: str = "", path: str = sys.executable) -> dict[str, str]:
+def answer(host: str, lacks: str = "", path: str = sys.executable, fails: str = "") -> dict[str, str]:
     """Of one worker."""
-    return {"host": host, "path": path, "version": "3.11.1", "lacks": lacks}
+    return {"host": host, "path": path, "version": "3.11.1", "lacks": lacks, "fails": fails}
+
+
+class Unset:
+    """What cannot be loaded where a variable of the environment is not set."""
+
+    def __reduce__(self) -> Any:
+        variables: dict[str, str] = {}
+        return variables.__getitem__, ("DEDUP_TEST_UNSET",)
 
 
 def test_one_executor_that_lacks_a_package_is_named() -> None:
@@ -20,6 +31,15 @@ def test_one_executor_that_lacks_a_package_is_named() -> None:
     assert said is not None and said.startswith(
         f"Spark's workers on b, c run {sys.executable} (Python 3.11.1), which lacks shop. Install it"
     )
+
+
+def test_a_module_that_fails_where_workers_import_it_is_told_with_its_error() -> None:
+    """The driver has variables of the environment that executors lack: what to set is said, without a stack of Spark's."""
+    (found,) = [json.loads(_question([pickle.dumps(1), pickle.dumps(Unset())])(0))]
+    assert (found["lacks"], found["fails"]) == ("", "KeyError: 'DEDUP_TEST_UNSET'")
+    said = lacking([answer("a"), answer("b", fails="KeyError: 'LAKE'")])
+    assert said is not None and "spark.executorEnv.NAME" in said
+    assert said.startswith("Spark's workers on b cannot load the handler, or a module that it uses: KeyError: 'LAKE'. Workers import")
 
 
 def test_workers_of_this_machine_are_not_named_by_host() -> None:
