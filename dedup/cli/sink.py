@@ -52,9 +52,7 @@ def accept(
     lost: Annotated[
         bool, typer.Option("--lost", help="Give up committed rows that are not in the sink and whose files are gone. Delta only.")
     ] = False,
-    at: Annotated[
-        str, typer.Option("--at", metavar="ADDRESS", help="Where its table is now, if it was moved: a path or a URI. Delta only.")
-    ] = "",
+    at: Annotated[str, typer.Option("--at", metavar="ADDRESS", help="Where its table was moved to: a path or a URI. Delta only.")] = "",
     store: StoreUrl = "",
     as_json: AsJson = False,
     yes: Yes = False,
@@ -73,15 +71,11 @@ def accept(
     if take is None:
         raise dedup.ConfigError("This store has no sinks of its own to accept.")
     take(name, sink, at=at or None, lost=lost, by=who(by), reason=reason, dry_run=not yes)
-    count, stuck = 0, ""
-    try:
-        count = opened.publish(name) if yes else 0
-    except dedup.PublicationStuck as error:  # another sink may have to be accepted, too
-        stuck = str(error)
+    count = opened.publish(name) if yes and not at else 0  # of a lake that was moved, other sinks have to be accepted first
     if as_json:
-        print_json({"consumer": name, "sink": sink, "lost": lost, "batches": count, "done": yes, "stuck": stuck or None})
+        print_json({"consumer": name, "sink": sink, "lost": lost, "batches": count, "done": yes})
         return
     rows = "are given up where their files are gone" if lost else "go to the table that is there"
     typer.echo(f"{name}: committed rows of sink {sink} {rows}.")
-    visible = f"done; some batches are not visible yet: {stuck}" if stuck else f"done; {count} batches made visible"
-    typer.echo(f"{name}: {visible}" if yes else NOTHING_DONE)
+    visible = "the next batch makes them visible, or `dedup sink sync`" if at else f"{count} batches made visible"
+    typer.echo(f"{name}: done; {visible}" if yes else NOTHING_DONE)

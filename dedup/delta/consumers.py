@@ -75,6 +75,11 @@ class States:
         perhaps = {consumer_name(info.base_name) for info in hints if info.type == pafs.FileType.File}
         return [name for name in names if name not in perhaps or not self._is_deleted(name)]
 
+    def was_used(self) -> bool:
+        """Whether there is a ledger, also one of a consumer that was deleted. Raises StoreUnavailable."""
+        with answering(self.root):
+            return bool(filesystem(self.root, self.options).get_file_info(pafs.FileSelector("ledger", allow_not_found=True)))
+
     def hint_of_deletion(self, consumer: str) -> SmallFile:
         """Says that the ledger of this consumer has to be asked whether it is deleted. It is written before that is decided, and stays."""
         return SmallFile(self.root, self.options, DELETIONS, safe_name(consumer))

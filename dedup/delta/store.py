@@ -314,12 +314,13 @@ class DeltaStore(Joins, Deleting, Tending):
         What was published before stays out of it. What is decided and not published goes there.
 
         Args:
-            at: where the table is now; by default where `tables` says, or where it was.
+            at: where the table was moved to; by default it is where `tables` says, or where it was.
             lost: give up decided rows whose files are gone.
             dry_run: raise what the change would raise, and change nothing.
 
         Raises:
             ConfigError: the consumer has never written to that sink, or `at` is no address.
+            Refused: `at` is given, and a table is still where the sink was.
             SinkMismatch: there is no table.
             PublicationStuck: files with decided rows are gone, and `lost` is not said.
 
@@ -328,11 +329,11 @@ class DeltaStore(Joins, Deleting, Tending):
         uri = self.tables.get(sink) if at is None else self._names.uri(at)
 
         def plan(state: ConsumerState) -> Header:
-            return acceptance(state, self._publisher(state), sink, uri, lost=lost, by=by, reason=reason)
+            return acceptance(state, self._publisher(state), sink, uri, moved=at is not None, lost=lost, by=by, reason=reason)
 
         if dry_run:
             with self._states.existing(consumer) as state:
-                plan(state)
+                state.require_sound_for(plan(state))
             return
         self._states.commit_planned(consumer, plan)
 
@@ -365,6 +366,10 @@ class DeltaStore(Joins, Deleting, Tending):
     def consumers(self) -> list[str]:
         """Names, sorted."""
         return self._states.names()
+
+    def was_used(self) -> bool:
+        """Whether the folder has, or had, a consumer: deleted ones leave a trace. Raises StoreUnavailable."""
+        return self._states.was_used()
 
     def present(self, consumer: str) -> list[Present]:
         """The processes that hold the consumer's epoch or share it; only those of this host can be known to be alive or gone."""

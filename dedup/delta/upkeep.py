@@ -9,14 +9,14 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from checkpoint.errors import ConfigError, PublicationStuck, command
+from checkpoint.errors import ConfigError, PublicationStuck, Refused, command
 from checkpoint.head import Head
 from checkpoint.position import Partition
 from dedup.core.retention import Remains
@@ -164,8 +164,14 @@ def _unused(state: ConsumerState, head: Head) -> Head:
     return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 
 
-def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: str | None, *, lost: bool, by: str, reason: str) -> Header:
-    """The header that says: the table under this name now, or at this URI, is the right one."""
+def acceptance(
+    state: ConsumerState, publisher: SinkPublisher, sink: str, uri: str | None, *, moved: bool, lost: bool, by: str, reason: str
+) -> Header:
+    """The header that says: the table under this name now, or at this URI, is the right one.
+
+    Args:
+        moved: the URI is where the table was moved to: nothing may be left behind.
+    """
     mark = state.marks.get(sink)
     waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]
     known = uri or state.marked_at(sink) or next((state.place_of(e, seq) for seq, e in waiting), None)
@@ -175,6 +181,8 @@ def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: s
             f"Consumer {state.ledger.consumer!r} has never written to a sink {sink!r}, as far as its ledger knows: there is nothing to "
             f"accept. It has written to: {', '.join(names) or 'none'}."
         )
+    if moved:
+        _require_moved(state, sink, known, [state.place_of(e, seq) for seq, e in waiting])
     now = state.sinks.open(sink, known)
     unpublished = [(s, e) for s, e in waiting if not publisher.shows(now.table, state.decided[s], e)]
     gone = sorted({s for s, entry in unpublished if publisher.missing(entry, now.uri)})
@@ -190,6 +198,18 @@ def acceptance(state: ConsumerState, publisher: SinkPublisher, sink: str, uri: s
     shown = tables.transaction_of(now.table, state.app(generation, sink))
     accepted = Mark(mark.seq if mark else 0, now.table_id, now.table.version(), now.uri, generation, shown, header.seq)
     return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
+
+
+def _require_moved(state: ConsumerState, sink: str, to: str, waiting: Sequence[str]) -> None:
+    """Raise Refused where the table is still at its old address: decisions that name it go there, and a copy would lack them."""
+    if sink in state.own_tables():
+        raise Refused(f"The table {sink!r} is always at {state.own_tables()[sink]}: dedup finds it below the store's folder.")
+    for place in dict.fromkeys(filter(None, [state.marked_at(sink), *waiting])):
+        if place != to and state.sinks.table(place) is not None:
+            raise Refused(
+                f"The sink {sink!r} still has a table at {place}, where the decisions of {state.ledger.consumer!r} name it; a copy at {to} "
+                "would lack what goes there. Move or remove the old one first."
+            )
 
 
 def purging(state: ConsumerState, before: dt.date, floors: Mapping[Partition, int], *, by: str, reason: str) -> Header:

@@ -72,12 +72,12 @@ def test_a_lake_goes_on_where_it_was_moved_to(tmp_path: Path, dedup: Run, by_pat
         of_shop(new, later)(third, 2)
     assert len(letters(new.store())) == 2
     assert dedup("verify shop", new)[0] == 1
-    for name, outcome in (("orders", "some batches are not visible yet: Decision"), ("balances", "batches made visible")):
+    for name in ("orders", "balances"):
         line = f"sink accept shop {first(name)} --at {new.path(name)}"
         assert dedup(line, new)[0] == 0
         code, told, _ = dedup(f"{line} --yes --reason moved", new)
-        assert code == 0 and outcome in " ".join(told.split())
-    assert dedup("verify shop", new)[0] == 0
+        assert code == 0 and "done; the next batch makes them visible, or `dedup sink sync`" in told
+    assert dedup("sink sync shop", new)[0] == dedup("verify shop", new)[0] == 0
     assert of_shop(new, later)(third, 2).processed == 1
 
     assert [(row["id"], row["amount"]) for row in new.read()] == [("a", 1), ("c", 2), ("d", 4)]
@@ -89,12 +89,23 @@ def test_a_lake_goes_on_where_it_was_moved_to(tmp_path: Path, dedup: Run, by_pat
     assert not (tmp_path / "old").exists()
 
 
-def test_an_address_is_refused_where_no_table_is(tmp_path: Path, dedup: Run) -> None:
-    """It is told by what is there, before anything is written."""
+def test_a_sink_is_moved_whole_or_not_at_all(tmp_path: Path, dedup: Run) -> None:
+    """While a table is at the old address, decisions go there, and a copy would lack them: the copy is refused, and so is no table."""
     place = DeltaPlace(tmp_path)
     place.create_sink()
     place.create_merge_sink("balances")
-    of_shop(place, str)(batch(event(0, "a", 1)), 0)
-    code, _, told = dedup(f"sink accept shop orders --at {tmp_path}/nowhere --yes", place)
+    of_shop(place, str)(batch(event(0, "a", 1), event(1, "b", BAD)), 0)
+    shutil.copytree(place.path("orders"), tmp_path / "copy")
+    refused = {
+        f"orders --at {tmp_path}/copy": f"still has a table at {place.path('orders')}",
+        f"dedup.dead_letters --at {tmp_path}/copy": "dedup finds it below the store's folder",
+    }
+    for line, why in refused.items():
+        for sure in ("", " --yes"):
+            code, _, told = dedup(f"sink accept shop {line}{sure}", place)
+            assert code == 3 and why in " ".join(told.split())
+    shutil.rmtree(place.path("orders"))
+    code, _, told = dedup(f"sink accept shop orders --at {tmp_path}/nowhere", place)
     assert code != 0 and "has no Delta table at" in told
+    assert dedup(f"sink accept shop orders --at {tmp_path}/copy --yes", place)[0] == 0
     assert dedup("verify shop", place)[0] == 0
