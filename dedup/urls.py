@@ -71,8 +71,8 @@ def open_store(url: str, *, new: bool = False) -> Store:
         # who only looks creates no tables in a database that was mistyped
         return dedup.PostgresStore(url, schema=postgres_schema(), auto_migrate=False)
     path = url.removeprefix(SPARK)
-    store: Store = dedup.DeltaStore(path, storage_options=options, engine="spark" if url.startswith(SPARK) else "delta-rs")
-    if not new and not store.consumers():
+    store = dedup.DeltaStore(path, storage_options=options, engine="spark" if url.startswith(SPARK) else "delta-rs")
+    if not new and not store.consumers() and not store.was_used():
         raise dedup.ConfigError(f"There is no store in {path}. Check --store. A store on Delta begins with the first batch of a consumer.")
     return store
 

@@ -23,6 +23,9 @@ from dedup.core.store import Store
 BUSY = dt.timedelta(minutes=1)
 """Since its last commit, a process that is alive counts as running; after that it waits for events."""
 
+SHOWN_WITHIN = dt.timedelta(minutes=1)
+"""From a commit until its rows show in their sinks; after that the publication is stuck, or nobody was left to do it."""
+
 NEWEST = 50
 """Decisions of which the rate is taken."""
 
@@ -82,6 +85,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
     head = store.head(name)
     newest = _newest(store, head)
     groups, damage = _open(store, name)
+    unpublished_since = store.unpublished_since(name)
     return Standing(
         head,
         store.present(name),
@@ -91,9 +95,9 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
         lags=_lags(head, broker, source),
-        damage=damage,
+        damage=damage or _stuck(unpublished_since),
         reserved_since=store.reserved_since(name),
-        unpublished_since=store.unpublished_since(name),
+        unpublished_since=unpublished_since,
         holds_up=name in store.holding_up(),
     )
 
@@ -127,6 +131,12 @@ def _open(store: Store, name: str) -> tuple[pa.Table, str | None]:
         raise
     except DedupError as error:
         return GROUPS.empty_table(), str(error)
+
+
+def _stuck(since: dt.datetime | None) -> str | None:
+    if since is None or dt.datetime.now(dt.UTC) - since < SHOWN_WITHIN:
+        return None
+    return f"batches that were committed at {since:%Y-%m-%d %H:%M:%S}Z and later do not show in their sinks yet"
 
 
 def rate(records: pa.Table) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.head import Checkpoint, Head, Present
 from checkpoint.position import Partition
 from checkpoint.start import End, Lag
@@ -28,7 +28,7 @@ from dedup.signals.standing import Activity, Standing, rate
 from fixtures.fix_places import BOTH, new_place
 from kit.orders import batch, consumer, event, letters, orders
 from kit.paths import ROOT, environment
-from kit.places import Place
+from kit.places import DeltaPlace, Place
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -109,6 +109,36 @@ def test_every_fault_is_a_warning_that_names_a_command() -> None:
         ("it is 30 events behind", "`dedup consumer lag shop --kafka here:9092`"),
     ]
     assert not list(wrong_with(at(lags=[replace(one, checkpoint=49)]), Thresholds(lag=5)))
+
+
+def test_rows_that_do_not_show_in_their_sink_are_damage(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that is stuck stops the stream: the status says so as soon as it lasts, and so do the metrics."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    store = place.store()
+    run = consumer(store)
+    run(batch(*orders([0])), 0)
+    place.drop_sink()
+    place.create_sink()
+    with pytest.raises(PublicationStuck):
+        run(batch(*orders([1])), 1)
+    assert dedup("status", place)[0] == 0, "it may only be slow"
+    monkeypatch.setattr(standing, "SHOWN_WITHIN", dt.timedelta(0))
+    code, told, _ = dedup("status", place)
+    assert code == 1 and "do not show in their sinks yet" in told and "dedup verify shop" in told
+    assert 'dedup_damage{consumer="shop"} 1.0' in dedup("metrics", place)[1]
+    place.accept_sink()
+    assert dedup("sink sync", place)[0] == dedup("status", place)[0] == 0
+
+
+def test_a_store_whose_last_consumer_was_deleted_is_there(place: Place, dedup: Run) -> None:
+    """It has no consumers: nothing says that the address is wrong, and a look that is made every minute goes on."""
+    gone = "consumer delete shop --reason gone --although-waiting --although-running --yes"
+    assert dedup(gone, place)[0] == 0
+    for line in ("status", "consumer list", "verify", "outbox lag"):
+        assert dedup(line, place)[:2] == (0, "no consumers yet\n")
+    assert "dedup_up 1" in dedup("metrics", place)[1]
+    assert "There is no consumer 'shop'" in dedup(gone, place)[2]
 
 
 def test_the_rate_is_of_the_events_after_the_first_decision() -> None:
