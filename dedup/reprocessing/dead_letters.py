@@ -166,9 +166,13 @@ class DeadLetters:
 
         A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
 
+        Raises Refused for ids of messages (UNSENT): who gave one up has done so for good.
+
         Crash: each portion is done or not; a second call goes on with the others.
         """
         who = _who(by, reason)
+        if not isinstance(which, Selection):
+            unsent.refuse(self.store, which, "reopen")
 
         def plan(access: Access) -> Plan:
             free = access.letters.filter(pc.invert(access.letters["holds_key"]))
@@ -203,7 +207,8 @@ class DeadLetters:
         Raises:
             ConfigError: there is nothing to change, no such letter, one that is settled, the new key is decided already, or the letter's
                 body is JSON and the new one is not.
-            Refused: the letter is masked, and a new body would be stored as it is; or it is sealed, and `redact` cannot open and seal it.
+            Refused: the letter is of a message (UNSENT); it is masked, and a new body would be stored as it is; or it is sealed, and
+                `redact` cannot open and seal it.
 
         Crash: the edit is made with its history, or not.
         """
@@ -213,6 +218,8 @@ class DeadLetters:
         done = change(
             self.store, [id], lambda access: _edit(access, wanted, accept_any_body, _who(by, reason), self.redact), dry_run=dry_run
         )
+        if NOT_THERE in done.skipped:
+            unsent.refuse(self.store, [id], "edit")
         for why in (NOT_THERE, BUSY):
             if why in done.skipped:
                 raise Refused(f"Letter {id!r} was not edited: {why}.")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import GROUPS, LETTERS, Kind, Status, fingerprint, letter_id
 from deadletter.selection import Selection
 from deadletter.work import Changed
@@ -47,6 +47,14 @@ def meant_by(store: Store, ids: Sequence[str], what: str) -> Selection | None:
     if found and set(ids) - set(found):
         raise ConfigError(f"Some of these letters are of messages (UNSENT) and some of events: {what} them separately.")
     return meant if found else None
+
+
+def refuse(store: Store, ids: Sequence[str], what: str) -> None:
+    """Raise Refused where these letters are of messages, which have no event. Raises ConfigError as `meant_by`."""
+    if meant_by(store, ids, what) is not None:
+        raise Refused(
+            f"A letter of a message that was not sent (UNSENT) has no event to {what}. Reprocess it, which sends it, or discard it."
+        )
 
 
 def groups(store: Store, selection: Selection) -> pa.Table:

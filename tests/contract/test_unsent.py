@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import Kind
 from deadletter.selection import Selection
 from dedup.reprocessing.dead_letters import DeadLetters
@@ -85,6 +85,18 @@ def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver
     assert letters.discard([first], reason="x", by="me").by_kind == {"UNSENT": 1}
     assert dispatcher(place, receiver).once().sent == 2 and receiver.bodies(b"0") == [b"o0", b"o4", b"o6"]
     assert {r["id"]: r["status"] for r in letters.select(UNSENT).to_pylist()} == {first: "DISCARDED", second: "OPEN"}
+
+
+def test_what_only_events_have_is_refused_as_such(place: Place, receiver: Receiver) -> None:
+    """A letter that is listed is there: who edits or reopens it is told what can be done instead."""
+    letters = DeadLetters(place.store())
+    first = letters.select(UNSENT, ["id"])["id"].to_pylist()[0]
+    with pytest.raises(Refused, match=r"\(UNSENT\) has no event to edit. Reprocess it, which sends it, or discard it"):
+        letters.edit(first, body=b"{}", reason="r", by="b")
+    letters.discard([first], reason="r", by="b")
+    with pytest.raises(Refused, match=r"\(UNSENT\) has no event to reopen"):
+        letters.reopen([first], reason="r", by="b")
+    assert states(place)["DISCARDED"] == 1
 
 
 def test_the_command_line_has_it(place: Place, receiver: Receiver, dedup: Any) -> None:
