@@ -306,7 +306,7 @@ def _refuse_two_names(entries: Sequence[SinkFiles]) -> None:
         if len(known := [repr(name) for _, name in some]) > 1:
             raise HandlerError(
                 f"The handler names one sink (table id {table_id}) in {len(known)} ways, {' and '.join(known)}, and merges: "
-                "its calls would lose their order. Use one name."
+                "its calls would lose their order. Use one name. Of two tables with one id, one is a copy of the other: create it anew."
             )
 
 
