@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from checkpoint.errors import ConfigError, Fenced, SinkMismatch, StoreRestored, StoreUnavailable
+from checkpoint.errors import ConfigError, Fenced, HandlerError, SinkMismatch, StoreRestored, StoreUnavailable
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
 from dedup.delta import DeltaStore
@@ -205,7 +205,7 @@ def test_one_ledger_has_one_engine(folder: Path) -> None:
 
 @pytest.mark.full
 def test_a_sink_is_named_as_the_catalog_names_it(folder: Path, spark: SparkSession) -> None:
-    """No path of it is used: a catalog may let nobody in by the path. Appends and merges."""
+    """No path of it is used: a catalog may let nobody in by the path. Appends and merges; by two names only one after the other."""
     from dedup.core.steps import Merge
 
     spark.sql("CREATE TABLE IF NOT EXISTS catalog_orders (id BIGINT NOT NULL, text STRING) USING delta")
@@ -215,9 +215,19 @@ def test_a_sink_is_named_as_the_catalog_names_it(folder: Path, spark: SparkSessi
         with store.begin(kit.NAME, number) as tx:
             tx.write("catalog_orders", ArrowRows(pa.table({"id": [1], "text": ["a"]})))
             tx.merge("default.catalog_orders", ArrowRows(pa.table({"id": [1, 2], "text": ["b", "c"]})), Merge(("id",)))
+            with pytest.raises(HandlerError, match=r"in 2 ways, 'catalog_orders' and 'default.catalog_orders', and merges"):
+                tx.execute(Commit())
+        named = set()
+        with store.begin(kit.NAME, number) as tx:
+            tx.write("catalog_orders", ArrowRows(pa.table({"id": [1], "text": ["a"]})))
+            tx.execute(Commit())
+        named |= {e.uri for e in store._states.of(kit.NAME).header.sinks}
+        with store.begin(kit.NAME, number) as tx:
+            tx.merge("default.catalog_orders", ArrowRows(pa.table({"id": [1, 2], "text": ["b", "c"]})), Merge(("id",)))
             tx.execute(Commit())
         assert sorted(map(tuple, spark.table("catalog_orders").collect())) == [(1, "b"), (2, "c")]
-        assert {e.uri for e in store._states.of(kit.NAME).header.sinks} == {"catalog_orders", "default.catalog_orders"}
+        named |= {e.uri for e in store._states.of(kit.NAME).header.sinks}
+        assert named == {"catalog_orders", "default.catalog_orders"}
     finally:
         spark.sql("DROP TABLE catalog_orders")
 
