@@ -67,18 +67,18 @@ class States:
         """The names of all consumers, sorted. Raises StoreUnavailable where the storage does not answer."""
         if not exists(self.root, self.options):
             return []
-        selector = pafs.FileSelector("ledger", allow_not_found=True)
-        with answering(self.root):
-            found = filesystem(self.root, self.options).get_file_info(selector)
-            hints = filesystem(self.root, self.options).get_file_info(pafs.FileSelector(DELETIONS, allow_not_found=True))
-        names = sorted(consumer_name(info.base_name) for info in found if info.type == pafs.FileType.Directory)
-        perhaps = {consumer_name(info.base_name) for info in hints if info.type == pafs.FileType.File}
+        names = sorted(consumer_name(info.base_name) for info in self._listed("ledger") if info.type == pafs.FileType.Directory)
+        perhaps = {consumer_name(info.base_name) for info in self._listed(DELETIONS) if info.type == pafs.FileType.File}
         return [name for name in names if name not in perhaps or not self._is_deleted(name)]
 
     def was_used(self) -> bool:
         """Whether there is a ledger, also one of a consumer that was deleted. Raises StoreUnavailable."""
+        return bool(self._listed("ledger"))
+
+    def _listed(self, folder: str) -> list[pafs.FileInfo]:
         with answering(self.root):
-            return bool(filesystem(self.root, self.options).get_file_info(pafs.FileSelector("ledger", allow_not_found=True)))
+            found: list[pafs.FileInfo] = filesystem(self.root, self.options).get_file_info(pafs.FileSelector(folder, allow_not_found=True))
+        return found
 
     def hint_of_deletion(self, consumer: str) -> SmallFile:
         """Says that the ledger of this consumer has to be asked whether it is deleted. It is written before that is decided, and stays."""

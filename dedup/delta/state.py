@@ -180,16 +180,15 @@ class ConsumerState:
         """Name -> URI of the tables below the store's folder that decisions are published to."""
         return {LETTERS_SINK: self.letters_uri, OUTBOX_SINK: self.outbox_uris()[0]}
 
-    def marked_at(self, name: str) -> str | None:
-        """Where the table under this name was published to last: our own ones where the store's folder is now. None for a new name."""
-        mark = self.marks.get(name)
-        return None if mark is None else self.own_tables().get(name, mark.uri)
+    def here(self, name: str, uri: str) -> str:
+        """Where a table is that the ledger names with this URI: our own ones are where the store's folder is now."""
+        return self.own_tables().get(name, uri)
 
     def place_of(self, entry: SinkFiles, seq: int) -> str:
         """Where the table is that this entry of a decision is for: where its rows were checked, or where a person says that it is now."""
         mark = self.marks.get(entry.name)
         moved = mark.uri if mark is not None and mark.accepted >= seq else entry.uri
-        return self.own_tables().get(entry.name, moved)
+        return self.here(entry.name, moved)
 
     def header_at(self, seq: int) -> Header | None:
         """The header of a decision, read from the ledger where it is not known; None where there is none."""

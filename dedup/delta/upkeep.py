@@ -174,7 +174,10 @@ def acceptance(
     """
     mark = state.marks.get(sink)
     waiting = [(seq, entry) for seq in sorted(state.pending) for entry in state.decided[seq].sinks if entry.name == sink]
-    known = uri or state.marked_at(sink) or next((state.place_of(e, seq) for seq, e in waiting), None)
+    places = [state.place_of(entry, seq) for seq, entry in waiting]
+    if mark is not None:
+        places.insert(0, state.here(sink, mark.uri))
+    known = uri or next(iter(places), None)
     if known is None:
         names = sorted({*state.marks, *(e.name for seq in state.pending for e in state.decided[seq].sinks)})
         raise ConfigError(
@@ -182,7 +185,7 @@ def acceptance(
             f"accept. It has written to: {', '.join(names) or 'none'}."
         )
     if moved:
-        _require_moved(state, sink, known, [state.place_of(e, seq) for seq, e in waiting])
+        _require_moved(state, sink, known, places)
     now = state.sinks.open(sink, known)
     unpublished = [(s, e) for s, e in waiting if not publisher.shows(now.table, state.decided[s], e)]
     gone = sorted({s for s, entry in unpublished if publisher.missing(entry, now.uri)})
@@ -200,11 +203,11 @@ def acceptance(
     return replace(header, marks={**header.marks, sink: accepted}, dropped=(*header.dropped, *((seq, sink) for seq in gone)))
 
 
-def _require_moved(state: ConsumerState, sink: str, to: str, waiting: Sequence[str]) -> None:
-    """Raise Refused where the table is still at its old address: decisions that name it go there, and a copy would lack them."""
-    if sink in state.own_tables():
-        raise Refused(f"The table {sink!r} is always at {state.own_tables()[sink]}: dedup finds it below the store's folder.")
-    for place in dict.fromkeys(filter(None, [state.marked_at(sink), *waiting])):
+def _require_moved(state: ConsumerState, sink: str, to: str, places: Sequence[str]) -> None:
+    """Raise Refused where the table is still at an address that decisions name: they go there, and a copy would lack them."""
+    if (own := state.own_tables().get(sink)) is not None:
+        raise Refused(f"The table {sink!r} is always at {own}: dedup finds it below the store's folder.")
+    for place in dict.fromkeys(places):
         if place != to and state.sinks.table(place) is not None:
             raise Refused(
                 f"The sink {sink!r} still has a table at {place}, where the decisions of {state.ledger.consumer!r} name it; a copy at {to} "

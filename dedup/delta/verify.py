@@ -193,7 +193,7 @@ def require_letters(state: ConsumerState, publisher: SinkPublisher) -> None:
 
 
 def _require_published(state: ConsumerState, name: str, mark: Mark) -> None:
-    sink = state.sinks.open(name, state.marked_at(name) or mark.uri)
+    sink = state.sinks.open(name, state.here(name, mark.uri))
     require_same(state, sink, mark.table_id, mark)
     state.require_in_step(name, sink.table)
 
@@ -248,7 +248,8 @@ def _sinks(state: ConsumerState, publisher: SinkPublisher, headers: list[Header]
             if _is_published(state, publisher, header, entry) and (header.seq, entry.name) not in dropped:
                 published.setdefault((entry.name, entry.table_id), []).append((header, entry))
     for (name, table_id), entries in published.items():
-        table = state.sinks.table(state.marked_at(name) or state.place_of(entries[0][1], entries[0][0].seq))
+        mark, (header, entry) = state.marks.get(name), entries[0]
+        table = state.sinks.table(state.here(name, mark.uri) if mark else state.place_of(entry, header.seq))
         if table is not None and str(table.metadata().id) == table_id:
             listed = state.sinks.engine.listed(table)
             others = [(h, e) for h, e in entries if e.staged or not all(add.path in listed for add in e.adds)]

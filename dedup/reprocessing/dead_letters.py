@@ -215,11 +215,10 @@ class DeadLetters:
         wanted = Edit(body, (key,) if isinstance(key, str) else None if key is None else tuple(key))
         if wanted == Edit():
             raise ConfigError("Give a new body, a new key, or both.")
+        unsent.refuse(self.store, [id], "edit")
         done = change(
             self.store, [id], lambda access: _edit(access, wanted, accept_any_body, _who(by, reason), self.redact), dry_run=dry_run
         )
-        if NOT_THERE in done.skipped:
-            unsent.refuse(self.store, [id], "edit")
         for why in (NOT_THERE, BUSY):
             if why in done.skipped:
                 raise Refused(f"Letter {id!r} was not edited: {why}.")

@@ -35,7 +35,7 @@ def test_one_executor_that_lacks_a_package_is_named() -> None:
 
 def test_a_module_that_fails_where_workers_import_it_is_told_with_its_error() -> None:
     """The driver has variables of the environment that executors lack: what to set is said, without a stack of Spark's."""
-    (found,) = [json.loads(_question([pickle.dumps(1), pickle.dumps(Unset())])(0))]
+    found = json.loads(_question([pickle.dumps(1), pickle.dumps(Unset())])(0))
     assert (found["lacks"], found["fails"]) == ("", "KeyError: 'DEDUP_TEST_UNSET'")
     said = lacking([answer("a"), answer("b", fails="KeyError: 'LAKE'")])
     assert said is not None and "spark.executorEnv.NAME" in said

@@ -30,6 +30,12 @@ def forget_transactions(folder: Path, name: str = "orders") -> None:
     DeltaTable(str(folder / name)).alter.set_table_properties({"delta.setTransactionRetentionDuration": "interval 7 days"})
 
 
+def create_again(folder: Path) -> None:
+    """Another table under the old name of the sink, which is gone with its files."""
+    shutil.rmtree(folder / "orders")
+    kit.create(str(folder / "orders"))
+
+
 def test_what_was_decided_is_published_by_the_next_transaction(folder: Path) -> None:
     """An instance that died after the decision left it to the next one, in both sinks, in order."""
     store = open_store(folder)
@@ -71,8 +77,7 @@ def test_a_process_that_runs_hears_of_an_acceptance(folder: Path) -> None:
     running = open_store(folder)
     number = kit.epoch(running)
     kit.process(running, number, kit.events([1]))
-    shutil.rmtree(folder / "orders")
-    kit.create(str(folder / "orders"))
+    create_again(folder)
     with pytest.raises(PublicationStuck, match="not the table that was written to before"):
         kit.process(running, number, kit.events([2], 1), 1)
     open_store(folder).accept_sink(kit.NAME, "orders", lost=True, by="me", reason="re-created")
@@ -131,8 +136,7 @@ def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(folder: 
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
     kit.process(store, number, kit.events([2], 1), 1)
-    shutil.rmtree(folder / "orders")
-    kit.create(str(folder / "orders"))
+    create_again(folder)
     for who in (store, open_store(folder)):
         with pytest.raises(PublicationStuck, match="sink accept shop orders"):
             kit.process(who, number, kit.events([3], 2), 2)
@@ -152,8 +156,7 @@ def test_the_running_instance_accepts_without_losing_anything(folder: Path) -> N
     store = open_store(folder)
     number = kit.epoch(store)
     kit.process(store, number, kit.events([1]))
-    shutil.rmtree(folder / "orders")
-    kit.create(str(folder / "orders"))
+    create_again(folder)
     store.accept_sink(kit.NAME, "orders", by="me", reason="re-created")
     kit.process(store, number, kit.events([2], 1), 1)
     assert show(folder) == [2]
