@@ -171,6 +171,9 @@ class Store(LetterStore, Protocol):
     def reserved(self, consumer: str) -> int | None:
         """How many reservations of its current keyspace are kept; None where this cannot be told per consumer."""
 
+    def was_used(self) -> bool:
+        """Whether there is a store, be it one whose consumers were all deleted: a folder that was mounted may be gone."""
+
     def reserved_since(self, consumer: str) -> dt.datetime | None:
         """When the oldest reservations were made that are kept, at the latest; None where none is. Aware; cheap, however many there are."""
 

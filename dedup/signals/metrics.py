@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from checkpoint.errors import DedupError, SourceUnavailable, StoreUnavailable
+from checkpoint.errors import ConfigError, DedupError, SourceUnavailable, StoreUnavailable
 from checkpoint.start import Ends
 from deadletter.letter import Kind
 from dedup.core.store import Store
@@ -32,6 +32,10 @@ Values = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 UP, UP_OTEL, ABOUT_UP = "dedup_up", "dedup.up", "Whether the store, and the broker, could be read."
 """The number that is there even if nothing else can be read."""
+
+
+DAMAGE = "dedup_damage"
+"""The number that is there even if nothing else can be told of a consumer."""
 
 
 class Metric(NamedTuple):
@@ -159,8 +163,9 @@ METRICS: Mapping[str, Metric] = {
         "s",
         age=True,
     ),
-    "dedup_damage": Metric(
-        "Tables that were restored, a publication that is stuck, partitions that the log lost positions of: what `dedup status` warns of.",
+    DAMAGE: Metric(
+        "Tables that were restored or cannot be read, a publication that is stuck, partitions that the log lost positions of: what "
+        "`dedup status` warns of.",
         (),
         _plain(lambda one: bool(one.damage) + sum(bool(lag.lost or lag.another) for lag in one.lags or ())),
         "dedup.damage",
@@ -193,22 +198,36 @@ class Numbers:
         """All numbers as of now."""
         with self._reading:
             try:
-                names = [self._name] if self._name else self._store.consumers()
-                looked = [one for name in names if (one := self._look(name)) is not None]
+                looked = {name: self._look(name) for name in self._consumers()}
             except (StoreUnavailable, SourceUnavailable) as error:
                 self._tell(error)
                 return {UP: [({}, 0.0)]}
-        return {UP: [({}, 1.0)], **{name: list(_labelled(looked, metric)) for name, metric in METRICS.items()}}
+        found = [one for one in looked.values() if isinstance(one, Standing)]
+        told = {name: list(_labelled(found, metric)) for name, metric in METRICS.items()}
+        told[DAMAGE] += [({"consumer": name}, 1.0) for name, one in looked.items() if _is_damage(one)]
+        return {UP: [({}, 1.0)], **told}
 
-    def _look(self, name: str) -> Standing | None:
-        """One consumer; None where nothing can be told of it, as where the broker has its topic no more: the others have their numbers."""
+    def _consumers(self) -> list[str]:
+        """Raises StoreUnavailable where nothing is there any more: without a number nobody would notice that a folder is not mounted."""
+        names = self._store.consumers()
+        if not names and not self._store.was_used():
+            raise StoreUnavailable("There is no store any more where it was: the folder is empty or gone.")
+        return [self._name] if self._name else names
+
+    def _look(self, name: str) -> Standing | DedupError:
+        """One consumer, or why nothing can be told of it, as where the broker has its topic no more: the others have their numbers."""
         try:
             return look(self._store, name, self._broker, self._source)
         except (StoreUnavailable, SourceUnavailable):
             raise
         except DedupError as error:
             self._tell(error)
-            return None
+            return error
+
+
+def _is_damage(looked: Standing | DedupError) -> bool:
+    """Whether it has to be seen as a number that nothing can be told; wrong options of the command are told when it starts."""
+    return isinstance(looked, DedupError) and not isinstance(looked, ConfigError)
 
 
 def _labelled(looked: Sequence[Standing], metric: Metric) -> Iterator[tuple[dict[str, str], float]]:

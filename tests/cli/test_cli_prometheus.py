@@ -122,6 +122,39 @@ def test_a_store_that_cannot_be_read_is_a_number_too(tmp_path: Path, monkeypatch
     assert Collector(store).values() == {"dedup_up": [({}, 0.0)]}
 
 
+@pytest.mark.parametrize("name", ["", "shop"])
+def test_a_store_that_is_gone_is_a_number_too(tmp_path: Path, name: str) -> None:
+    """`dedup_up` is 0 where a folder was mounted and is not any more: an empty folder has no consumer that an alarm could be about."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    numbers = Collector(DeltaStore(place.url), name)
+    assert numbers.values()["dedup_up"] == [({}, 1.0)]
+    Path(place.url).rename(tmp_path / "elsewhere")
+    assert numbers.values() == {"dedup_up": [({}, 0.0)]}
+    Path(place.url).mkdir()
+    assert numbers.values() == {"dedup_up": [({}, 0.0)]}
+    Path(place.url).rmdir()
+    (tmp_path / "elsewhere").rename(place.url)
+    assert numbers.values()["dedup_up"] == [({}, 1.0)]
+
+
+def test_a_consumer_that_cannot_be_read_is_a_number_too(tmp_path: Path) -> None:
+    """`dedup_damage` is 1 where nothing else can be told of a consumer; the others have their numbers."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    for name in ("shop", "office"):
+        consumer(place.store(), name=name)(batch(*orders(range(3))), 0)
+    numbers = Collector(DeltaStore(place.url))
+    assert [value for _, value in numbers.values()["dedup_damage"]] == [0.0, 0.0]
+    ledger = tmp_path / "state/ledger/shop"
+    shutil.rmtree(ledger)
+    ledger.mkdir()
+    told = numbers.values()
+    assert told["dedup_damage"] == [({"consumer": "office"}, 0.0), ({"consumer": "shop"}, 1.0)]
+    assert [labels for labels, _ in told["dedup_epoch"]] == [{"consumer": "office"}]
+
+
 def test_alarms_and_dashboard_use_only_metrics_that_there_are() -> None:
     """Each name in their expressions is served; each alarm has a section in the runbook, and a fault below."""
     expressions = [rule["expr"] for rule in RULES]
