@@ -47,9 +47,6 @@ BLANKED = "dedup.blanked"
 WINDOW = 200
 """Commits of a table's history that a first look reads; all of them only where an id is asked for that these do not tell."""
 
-BLOBS = frozenset({"body", "properties", "extras", "headers"})
-"""Columns that are not read before it is known which rows are wanted."""
-
 KEPT_BYTES = 64 * 1024 * 1024
 """Size up to which rows of a version are kept for the next question."""
 
@@ -494,7 +491,7 @@ class SparkTable:
         """Rows. Large columns are read for those rows only that the filter, which must not ask for them, has chosen."""
         names = self.names() if columns is None else list(columns)
         rows = self._light() if filter is None else self._light().filter(filter)
-        if not BLOBS & set(names):
+        if not tables.BLOBS & set(names):
             return rows.select(names)
         whole = self._engine.side().read(self.table_uri, self.version(), self.names(), _among(rows))
         return (whole if filter is None else whole.filter(filter)).select(names)
@@ -506,7 +503,7 @@ class SparkTable:
     def _light(self) -> pa.Table:
         if self._rows is not None:
             return self._rows
-        rows = self._engine.side().read(self.table_uri, self.version(), [n for n in self.names() if n not in BLOBS])
+        rows = self._engine.side().read(self.table_uri, self.version(), [n for n in self.names() if n not in tables.BLOBS])
         if rows.nbytes <= KEPT_BYTES:
             self._rows = rows
         return rows

@@ -166,10 +166,7 @@ class Letters:
     def _scan(self, names: list[str], condition: ds.Expression) -> pa.Table:
         read = dict.fromkeys(["seq", "generation", "decided_in", *names])
         with tables.reading("of dead letters"):
-            try:
-                rows = self.events.to_table(columns=list(read), filter=condition)
-            except pa.ArrowNotImplementedError:  # delta-rs's UPDATE leaves texts of a type (string_view) that Arrow cannot push a filter to
-                rows = self.events.to_table().filter(condition).select(list(read))
+            rows = tables.rows_where(self.events, list(read), condition)
         return self.decided(rows)
 
     def _filled(self, rows: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -451,4 +448,4 @@ class Several:
         """Rows that the filter lets through."""
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(n).with_nullable(True) for n in names])
-        return pa.concat_tables([part.to_table(columns=names, filter=filter).cast(schema) for part in self.parts])
+        return pa.concat_tables([tables.rows_where(part, names, filter).cast(schema) for part in self.parts])

@@ -232,7 +232,7 @@ def repeated_numbers(messages: DeltaTable) -> list[int]:
 def read_columns(table: DeltaTable, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
     """Of all rows, or of those that the filter takes. Raises StoreUnavailable."""
     with tables.reading(table.table_uri):
-        return tables.dataset(table).to_table(columns=columns, filter=where)
+        return tables.rows_where(tables.dataset(table), columns, where)
 
 
 def _marks(marks: DeltaTable) -> pa.Table:

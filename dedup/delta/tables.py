@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -45,6 +46,9 @@ DELTA_ERRORS = (DeltaError, OSError)
 
 FAILED = (COMMIT_REFUSED, *DELTA_ERRORS, StoreUnavailable)
 """What a change of a table raises, whoever makes it; whether it landed has to be read back."""
+
+BLOBS = frozenset({"body", "properties", "extras", "headers"})
+"""Columns that are not read before it is known which rows are wanted."""
 
 _ENTRY = re.compile(r"(?:^|/)\d{20}\.json$")
 """A commit in a table's log."""
@@ -88,6 +92,34 @@ def dataset(table: DeltaTable) -> Any:
     uri = absolute(str(table.table_uri))
     local = {"filesystem": filesystem(uri, None)} if is_local(uri) else {}
     return table.to_pyarrow_dataset(**local)
+
+
+def rows_where(rows: Any, columns: Sequence[str], condition: ds.Expression | None) -> pa.Table:
+    """These columns of the rows that a condition takes, which asks for none of BLOBS.
+
+    DELETE, UPDATE and MERGE of delta-rs write texts as string_view (deltalake 1.6.6). Where all rows of a row group have one text, Arrow
+    puts it into the condition with that type, for which it cannot compare (pyarrow 26.0.1). Such files are read piece by piece.
+
+    Args:
+        rows: a dataset, or what answers like one.
+    """
+    try:
+        return rows.to_table(columns=list(columns), filter=condition)
+    except pa.ArrowNotImplementedError:
+        if not isinstance(rows, ds.Dataset):
+            raise
+        empty = pa.schema([rows.schema.field(name) for name in columns]).empty_table()
+        found = [_of_file(file, rows.schema, columns, condition) for file in rows.get_fragments()]
+        return pa.concat_tables([empty, *found])
+
+
+def _of_file(file: Any, schema: pa.Schema, columns: Sequence[str], condition: ds.Expression | None) -> pa.Table:
+    try:
+        return file.to_table(schema=schema, columns=list(columns), filter=condition)
+    except pa.ArrowNotImplementedError:
+        names = dict.fromkeys([*columns, *(name for name in schema.names if name not in BLOBS)])
+        pieces = (pa.Table.from_batches([piece]) for piece in file.to_batches(schema=schema, columns=list(names)))
+        return pa.concat_tables([schema.empty_table().select(columns), *(piece.filter(condition).select(columns) for piece in pieces)])
 
 
 def listed(table: DeltaTable) -> frozenset[str]:
