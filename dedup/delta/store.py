@@ -379,7 +379,7 @@ class DeltaStore(Joins, Deleting, Tending):
     def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
         with self._states.caught_up(consumer) as state:
-            return verify.read_log(state.ledger, record_filter.after).batches(record_filter)
+            return verify.batches(state.ledger, record_filter)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.

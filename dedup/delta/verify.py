@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import itertools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +21,13 @@ from deltalake import DeltaTable
 
 from checkpoint.errors import DedupError, PublicationStuck, StoreUnavailable, command
 from checkpoint.position import Partition
-from checkpoint.records import ALL, RecordFilter
+from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
+from dedup.core.keys import Bools
 from dedup.core.retention import ACTIVE, read_to
 from dedup.delta import tables
 from dedup.delta.commit import SinkPublisher
+from dedup.delta.engine import Engine
 from dedup.delta.files import Add
 from dedup.delta.keys import KeyIndex
 from dedup.delta.ledger import (
@@ -61,55 +62,100 @@ _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "statu
 
 
 def problems(state: ConsumerState, publisher: SinkPublisher) -> list[str]:
-    """Sentences, one per contradiction, each naming decisions, letters or sinks."""
+    """Sentences, one per contradiction, each naming decisions, letters or sinks. Of the log one day at a time is in memory."""
     if state.table is None:
         return []
     if (refused := state.deletion) is not None:
         return [str(refused)]
     found = [state.damage] if state.damage else []
     # Of the same head as all else: others go on deciding.
-    log, kept = _log_of(state.ledger, state.ledger.files(state.table), 0, lambda _: True), letters_now(state, publisher)
-    headers = log.headers()
-    found += _numbering(headers)
-    found += _reservations(state, log, headers)
-    found += _accounts(state, log, headers, kept)
+    files, kept = state.ledger.files(state.table), letters_now(state, publisher)
+    told, sinks = _Told(), _Sinks(state, publisher)
+    for _, log in _by_day(state.ledger, files):
+        recorded = log.recorded()
+        for header in log.each_header():
+            told.add(header, recorded[header.seq])
+            sinks.add(header)
+        told.pack()
+        sinks.look_for_files()
+    decisions = told.decisions()
+    found += _numbering(decisions)
+    found += _reservations(state, files, decisions)
+    found += _accounts(decisions, told.given_up, kept)
     found += _order(state, kept)
     found += _holders(state, kept)
     found += _publications(state, publisher)
-    found += _sinks(state, publisher, headers)
+    found += sinks.contradictions(told.given_up)
     found += _messages(state)
     return list(dict.fromkeys(found))
 
 
-def _numbering(headers: list[Header]) -> Iterator[str]:
-    counts = Counter(h.seq for h in headers)
+DECISIONS = pa.schema(
+    [
+        *((name, pa.int64()) for name in ("seq", "after", "epoch", "reserved", "freed", "recorded")),
+        *((name, pa.int64()) for name in ("attempt", "follows")),  # hashes: they are only compared
+        ("day", pa.date32()),
+        ("kind", pa.string()),
+    ]
+)
+"""What there is to compare of each decision; `recorded`: what its batch records say of reserved keys."""
+
+
+@dataclass
+class _Told:
+    """What headers and batch records say, in some 80 bytes a decision: a year has millions of them."""
+
+    parts: list[pa.Table] = field(default_factory=lambda: [DECISIONS.empty_table()])
+    rows: list[dict[str, object]] = field(default_factory=list)
+    given_up: set[tuple[int, str]] = field(default_factory=set)  # (seq, sink) of publications
+
+    def add(self, header: Header, recorded: int) -> None:
+        """One decision."""
+        self.given_up.update(header.dropped)
+        told = {"seq": header.seq, "after": header.after, "reserved": header.reserved, "freed": header.freed, "recorded": recorded}
+        compared = {"epoch": header.head.epoch, "attempt": hash(header.attempt), "follows": hash(header.follows)}
+        self.rows.append({**told, **compared, "day": header.committed_at.date(), "kind": header.kind})
+
+    def pack(self) -> None:
+        """Keep what was added in few bytes."""
+        self.parts.append(pa.Table.from_pylist(self.rows, schema=DECISIONS))
+        self.rows = []
+
+    def decisions(self) -> pa.Table:
+        """DECISIONS in the order of their numbers, repeats included."""
+        return pa.concat_tables(self.parts).sort_by("seq")
+
+
+def _numbering(told: pa.Table) -> Iterator[str]:
+    seqs, afters, epochs = (told[name].to_numpy() for name in ("seq", "after", "epoch"))
     # Of a consumer that was deleted, the decisions before that are gone.
-    if missing := sorted({h.after for h in headers if h.kind != DELETE} - {*counts, 0}):
-        yield f"decisions {missing[:10]} have no header"
-    if repeated := [s for s, n in counts.items() if n > 1]:
-        yield f"decisions {repeated[:10]} have more than one header"
-    attempts = {h.seq: h.attempt for h in headers}
-    if strange := [h.seq for h in headers if h.follows != attempts.get(h.after, h.follows)]:
+    named = told.filter(pc.not_equal(told["kind"], DELETE))["after"].to_numpy()
+    if len(missing := np.setdiff1d(named, np.append(seqs, 0))):
+        yield f"decisions {missing[:10].tolist()} have no header"
+    if len(repeated := np.unique(seqs[1:][seqs[1:] == seqs[:-1]])):
+        yield f"decisions {repeated[:10].tolist()} have more than one header"
+    at = np.searchsorted(seqs, afters, side="right") - 1
+    known = (at >= 0) & (seqs[at] == afters)
+    if strange := seqs[known & (told["follows"].to_numpy() != told["attempt"].to_numpy()[at])].tolist():
         yield f"decisions {strange[:10]} were made after another decision than the one before them in the ledger"
-    for before, after in itertools.pairwise(headers):
-        if after.head.epoch < before.head.epoch:
-            yield f"decision {after.seq} has epoch {after.head.epoch}, an older one than decision {before.seq} ({before.head.epoch})"
+    for place in np.flatnonzero(epochs[1:] < epochs[:-1]).tolist():
+        yield f"decision {seqs[place + 1]} has epoch {epochs[place + 1]}, an older one than decision {seqs[place]} ({epochs[place]})"
 
 
-def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -> Iterator[str]:
+def _reservations(state: ConsumerState, files: list[LedgerFile], told: pa.Table) -> Iterator[str]:
     """Reservation rows against what headers say; days that were purged cannot be counted."""
     rows: Counter[int] = Counter()
-    for file in (f for f in log.files if f.section in (KEYS, HELD)):
+    for file in (f for f in files if f.section in (KEYS, HELD)):
         counts = pc.value_counts(state.ledger.read([file], [], 0)["seq"]).flatten()
         rows.update(dict(zip(*(c.to_pylist() for c in counts), strict=True)))
-    for header in headers:
-        told = header.reserved + header.freed
-        if _counted(state, header) and rows[header.seq] != told:
-            did = f"reserved {header.reserved} keys" + (f" and freed {header.freed}" if header.freed else "")
-            yield f"decision {header.seq} {did} and the ledger has {rows[header.seq]} rows of it"
+    did = pc.add(told["reserved"], told["freed"]).to_numpy()
+    have = np.fromiter((rows[seq] for seq in told["seq"].to_pylist()), np.int64, told.num_rows)
+    for row in told.filter(pa.array((did != have) & _counted(state, told))).to_pylist():
+        said = f"reserved {row['reserved']} keys" + (f" and freed {row['freed']}" if row["freed"] else "")
+        yield f"decision {row['seq']} {said} and the ledger has {rows[row['seq']]} rows of it"
     index, kept, unknown = KeyIndex(), 0, 0
     since = state.header.keyspace_since
-    for table, days in reservations(state.ledger, log.files, since, freed(state.ledger, log.files, since), state.header):
+    for table, days in reservations(state.ledger, files, since, freed(state.ledger, files, since), state.header):
         kept += table.num_rows
         index.add(table["key"], table["payload_hash"].to_numpy(), days)
         unknown += int(np.count_nonzero(~state.probe(table["key"])[0]))
@@ -122,20 +168,22 @@ def _reservations(state: ConsumerState, log: LedgerLog, headers: list[Header]) -
         )
 
 
-def _counted(state: ConsumerState, header: Header) -> bool:
-    purged = state.header.purged_before
-    return purged is None or header.committed_at.date().isoformat() >= purged
+def _counted(state: ConsumerState, told: pa.Table) -> Bools:
+    if state.header.purged_before is None:
+        return np.ones(told.num_rows, dtype=bool)
+    kept = pc.greater_equal(told["day"], pa.scalar(dt.date.fromisoformat(state.header.purged_before)))
+    return np.asarray(kept.to_numpy(), dtype=bool)
 
 
-def _accounts(state: ConsumerState, log: LedgerLog, headers: list[Header], kept: Letters) -> Iterator[str]:
+def _accounts(told: pa.Table, given_up: set[tuple[int, str]], kept: Letters) -> Iterator[str]:
     """What a decision did to keys against what batch records and the history of letters say it did."""
-    told = _recorded(log)
-    told.update(kept.reserved())
-    lost = {seq for header in headers for seq, name in header.dropped if name == LETTERS_SINK}
-    for header in headers:
-        did = header.reserved - header.freed
-        if header.kind in ("batch", "letters") and header.seq not in lost and told[header.seq] != did:
-            yield f"decision {header.seq} reserved {did} keys more than it freed, and batch records and letters say {told[header.seq]}"
+    lost, letters = {seq for seq, name in given_up if name == LETTERS_SINK}, Counter(kept.reserved())
+    rows = told.filter(pc.is_in(told["kind"], pa.array(["batch", "letters"])))
+    of_letters = np.fromiter((letters[seq] for seq in rows["seq"].to_pylist()), np.int64, rows.num_rows)
+    did, said = pc.subtract(rows["reserved"], rows["freed"]).to_numpy(), rows["recorded"].to_numpy() + of_letters
+    for place in np.flatnonzero(did != said).tolist():
+        if (seq := rows["seq"][place].as_py()) not in lost:
+            yield f"decision {seq} reserved {did[place]} keys more than it freed, and batch records and letters say {said[place]}"
 
 
 def _order(state: ConsumerState, kept: Letters) -> Iterator[str]:
@@ -168,13 +216,6 @@ def _holders(state: ConsumerState, kept: Letters) -> Iterator[str]:
     known = pa.array(state.probe(held["key"])[0])
     if free := held.filter(pc.invert(known))["id"].to_pylist():
         yield f"{len(free)} letters hold a key that is not reserved: {', '.join(free[:3])}"
-
-
-def _recorded(log: LedgerLog) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
-        found[row["seq"]] += json.loads(row["doc"])["reserved"]
-    return found
 
 
 def require_letters(state: ConsumerState, publisher: SinkPublisher) -> None:
@@ -239,22 +280,83 @@ def unpublished_since(state: ConsumerState, publisher: SinkPublisher) -> dt.date
     return next((header.committed_at for header, entry in _to_publish(state) if not publisher.is_done(header, entry)), None)
 
 
-def _sinks(state: ConsumerState, publisher: SinkPublisher, headers: list[Header]) -> Iterator[str]:
+class _Sinks:
     """What sinks say themselves: commits with the ids of all decisions, and the files that those brought."""
-    published: dict[tuple[str, str], list[tuple[Header, SinkFiles]]] = {}
-    dropped = {one for header in headers for one in header.dropped}
-    for header in headers:
+
+    def __init__(self, state: ConsumerState, publisher: SinkPublisher) -> None:
+        self._state, self._publisher = state, publisher
+        self._tables: dict[tuple[str, str], _Shown | None] = {}
+        self._never: list[tuple[tuple[int, str], str]] = []
+        self._listed = defaultdict[tuple[str, str], list[Add]](list)
+        self._gone = defaultdict[tuple[str, str], list[Add]](list)
+
+    def add(self, header: Header) -> None:
+        """One decision."""
         for entry in header.sinks:
-            if _is_published(state, publisher, header, entry) and (header.seq, entry.name) not in dropped:
-                published.setdefault((entry.name, entry.table_id), []).append((header, entry))
-    for (name, table_id), entries in published.items():
-        mark, (header, entry) = state.marks.get(name), entries[0]
-        table = state.sinks.table(state.here(name, mark.uri) if mark else state.place_of(entry, header.seq))
-        if table is not None and str(table.metadata().id) == table_id:
-            listed = state.sinks.engine.listed(table)
-            others = [(h, e) for h, e in entries if e.staged or not all(add.path in listed for add in e.adds)]
-            yield from _never_received(state, publisher, table, others)
-            yield from _files_gone(publisher, table, [(e, a) for _, e in entries for a in e.adds if not e.staged and a.path in listed])
+            if _is_published(self._state, self._publisher, header, entry):
+                self._listed[entry.name, entry.table_id] += self._look(header, entry)
+
+    def look_for_files(self) -> None:
+        """Whether the files are there that sinks list, of all that was added since the last call."""
+        for sink, adds in self._listed.items():
+            if adds and (shown := self._tables[sink]) is not None:
+                gone = set(missing(absolute(shown.table.table_uri), self._publisher.options, [add.path for add in adds]))
+                self._gone[sink] += [add for add in adds if add.path in gone]
+        self._listed.clear()
+
+    def _look(self, header: Header, entry: SinkFiles) -> list[Add]:
+        """The files that the sink lists; where it does not list all of them, its log has to tell of the decision."""
+        sink = entry.name, entry.table_id
+        if sink not in self._tables:
+            self._tables[sink] = self._open(header, entry)
+        if (shown := self._tables[sink]) is None:
+            return []
+        adds = [] if entry.staged else [add for add in entry.adds if add.path in shown.files]
+        if (entry.staged or len(adds) < len(entry.adds)) and (told := _never_received(self._publisher, shown, header, entry)):
+            self._never.append(((header.seq, entry.name), told))
+        return adds
+
+    def _open(self, header: Header, entry: SinkFiles) -> _Shown | None:
+        """The table; None where another one is there, or none."""
+        mark, engine = self._state.marks.get(entry.name), self._state.sinks.engine
+        table = self._state.sinks.table(self._state.here(entry.name, mark.uri) if mark else self._state.place_of(entry, header.seq))
+        if table is None or str(table.metadata().id) != entry.table_id:
+            return None
+        return _Shown(table, engine.listed(table), engine)
+
+    def contradictions(self, given_up: set[tuple[int, str]]) -> Iterator[str]:
+        """Of all that was added; of publications that a person gave up nothing is expected."""
+        yield from (told for which, told in self._never if which not in given_up)
+        for (name, table_id), lost in self._gone.items():
+            if lost and (shown := self._tables[name, table_id]) is not None:
+                yield (
+                    f"{len(lost)} files with {sum(add.rows for add in lost)} rows that {name!r} at {shown.table.table_uri} lists are not "
+                    f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for add in lost[:3])}"
+                )
+
+
+@dataclass
+class _Shown:
+    """A sink as it is now."""
+
+    table: DeltaTable
+    files: frozenset[str]
+    engine: Engine
+
+    @functools.cached_property
+    def _transactions(self) -> tuple[Mapping[str, frozenset[int]], bool]:
+        return self.engine.transactions(self.table)
+
+    @functools.cached_property
+    def _first(self) -> dict[str, int]:
+        return {app: min(versions) for app, versions in self._transactions[0].items() if versions}
+
+    def lacks(self, app: str, version: int, is_older: Callable[[int], bool]) -> bool:
+        """Whether no commit has this version of an app, although the log goes back to an older one, or to its beginning."""
+        found, whole = self._transactions
+        if version in found.get(app, ()):
+            return False
+        return whole or (app in self._first and is_older(self._first[app]))
 
 
 def _is_published(state: ConsumerState, publisher: SinkPublisher, header: Header, entry: SinkFiles) -> bool:
@@ -265,30 +367,16 @@ def _is_published(state: ConsumerState, publisher: SinkPublisher, header: Header
     return header.seq > max(accepted, state.header.keyspace_since) and not waits
 
 
-def _never_received(
-    state: ConsumerState, publisher: SinkPublisher, table: DeltaTable, entries: list[tuple[Header, SinkFiles]]
-) -> Iterator[str]:
-    """Decisions that no commit of the sink names, as far back as its log is kept."""
-    shown, whole = state.sinks.engine.transactions(table) if entries else ({}, False)
-    for header, entry in entries:
-        app, version, _ = publisher.publication(header, entry)
-        versions, number = shown.get(app, frozenset()), seq_of if entry.is_last else seq_of_part
-        kept = whole or (bool(versions) and min(map(number, versions)) < header.seq)
-        if kept and version not in versions:
-            yield (
-                f"decision {header.seq} ({entry.rows} rows) was never published to {entry.name!r} at {table.table_uri}: no commit of that "
-                "table has its transaction id"
-            )
-
-
-def _files_gone(publisher: SinkPublisher, table: DeltaTable, listed: list[tuple[SinkFiles, Add]]) -> Iterator[str]:
-    """Files of decisions that the sink lists, and that are not there any more."""
-    gone = set(missing(absolute(table.table_uri), publisher.options, [add.path for _, add in listed]))
-    if lost := [(entry, add) for entry, add in listed if add.path in gone]:
-        yield (
-            f"{len(lost)} files with {sum(add.rows for _, add in lost)} rows that {lost[0][0].name!r} at {table.table_uri} lists are not "
-            f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for _, add in lost[:3])}"
-        )
+def _never_received(publisher: SinkPublisher, shown: _Shown, header: Header, entry: SinkFiles) -> str | None:
+    """What to say of a decision that no commit of the sink names, as far back as its log is kept."""
+    app, version, _ = publisher.publication(header, entry)
+    number = seq_of if entry.is_last else seq_of_part
+    if not shown.lacks(app, version, lambda first: number(first) < header.seq):
+        return None
+    return (
+        f"decision {header.seq} ({entry.rows} rows) was never published to {entry.name!r} at {shown.table.table_uri}: no commit of that "
+        "table has its transaction id"
+    )
 
 
 def _messages(state: ConsumerState) -> Iterator[str]:
@@ -303,33 +391,44 @@ def _messages(state: ConsumerState) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class LedgerLog:
-    """The section `log` of a ledger."""
+    """Rows of the section `log` of a ledger: LOG_COLUMNS and seq."""
 
-    files: list[LedgerFile]
     rows: pa.Table
 
-    def headers(self) -> list[Header]:
-        """All headers in seq order, repeats included."""
-        docs = self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].to_pylist()
-        return sorted(map(Header.from_json, docs), key=lambda h: h.seq)
+    def each_header(self) -> Iterator[Header]:
+        """One after the other, repeats included, in no order: a header takes some 10 kB, and its document a third of that."""
+        for docs in self.rows.filter(pc.equal(self.rows["kind"], HEADER))["doc"].chunks:
+            yield from (Header.from_json(doc.as_py()) for doc in docs)
 
-    def batches(self, record_filter: RecordFilter = ALL) -> pa.Table:
+    def recorded(self) -> Counter[int]:
+        """By decision, how many keys its batch records say that it reserved."""
+        found = Counter[int]()
+        for row in self.rows.filter(pc.equal(self.rows["kind"], BATCH)).select(["seq", "doc"]).to_pylist():
+            found[row["seq"]] += json.loads(row["doc"])["reserved"]
+        return found
+
+    def batches(self, record_filter: RecordFilter) -> pa.Table:
         """ALL_BATCHES."""
         decided = self.rows.filter(record_filter.decided(self.rows["seq"]))
         records = record_filter.placed(decided.filter(pc.equal(decided["kind"], BATCH)))
         chosen = decided.filter(pc.is_in(decided["seq"], value_set=records["seq"].combine_chunks()))
-        headers = {h.seq: h for h in LedgerLog(self.files, chosen).headers()}
+        headers = {h.seq: h for h in LedgerLog(chosen).each_header()}
         return batch_table((r for r in records.to_pylist() if r["seq"] in headers), headers)
 
 
-def read_log(ledger: Ledger, after: int = 0, days: Callable[[dt.date], bool] = lambda day: True) -> LedgerLog:
-    """The log of the decisions after this one that were made on such UTC days; empty where there is no ledger."""
-    return _log_of(ledger, ledger.files_now(), after, days)
+def batches(ledger: Ledger, record_filter: RecordFilter) -> pa.Table:
+    """ALL_BATCHES; of the log it reads the files that may have such decisions. Empty where there is no ledger."""
+    wanted = [f for f in ledger.files_now() if f.section == LOG and f.last > record_filter.after and f.first <= record_filter.until]
+    return LedgerLog(ledger.read(wanted, LOG_COLUMNS, record_filter.after)).batches(record_filter)
 
 
-def _log_of(ledger: Ledger, files: list[LedgerFile], after: int, days: Callable[[dt.date], bool]) -> LedgerLog:
-    wanted = [f for f in files if f.section == LOG and f.last > after and days(f.day)]
-    return LedgerLog(files, ledger.read(wanted, LOG_COLUMNS, after))
+def _by_day(
+    ledger: Ledger, files: list[LedgerFile], after: int = 0, wanted: Callable[[dt.date], bool] = lambda day: True, *, newest: bool = False
+) -> Iterator[tuple[dt.date, LedgerLog]]:
+    """The log of the decisions after this one, a UTC day at a time: of all days there may be more than memory has room for."""
+    for day in sorted({f.day for f in files if f.section == LOG and f.last > after and wanted(f.day)}, reverse=newest):
+        of_day = [f for f in files if f.section == LOG and f.last > after and f.day == day]
+        yield day, LedgerLog(ledger.read(of_day, LOG_COLUMNS, after))
 
 
 def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
@@ -395,9 +494,10 @@ def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> p
 def _decisions(ledger: Ledger, last: Header) -> dict[int, list[int]]:
     """The decisions in the ledger up to this one: generation -> seqs. Others go on deciding, and all else is of this one."""
     found: dict[int, list[int]] = {}
-    for header in read_log(ledger).headers():
-        if (header.head.generation, header.seq) <= (last.head.generation, last.seq):
-            found.setdefault(header.head.generation, []).append(header.seq)
+    for _, log in _by_day(ledger, ledger.files_now()):
+        for header in log.each_header():
+            if (header.head.generation, header.seq) <= (last.head.generation, last.seq):
+                found.setdefault(header.head.generation, []).append(header.seq)
     return found
 
 
@@ -407,8 +507,12 @@ def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
     Without those that an earlier purge knew: it has put them into the head. So each day of the log is read once in its life.
     """
     since = min(map(dt.date.fromisoformat, filter(None, (state.header.purged_before, state.header.purged_on))), default=dt.date.min)
-    log = read_log(state.ledger, state.header.keyspace_since, lambda day: since <= day < before)
-    return {partition: max(last for _, last in records) for partition, records in _seen(state, log).items()}
+    found: dict[Partition, int] = {}
+    for _, log in _by_day(state.ledger, state.ledger.files_now(), state.header.keyspace_since, lambda day: since <= day < before):
+        for partition, records in _seen(state, log).items():
+            lasts = [last for _, last in records]
+            found[partition] = max([*lasts, found.get(partition, lasts[0])])
+    return found
 
 
 def reached(state: ConsumerState) -> dt.datetime | None:
@@ -416,12 +520,11 @@ def reached(state: ConsumerState) -> dt.datetime | None:
 
     Reads the days of the log backwards, as far as it needs them.
     """
-    points, files = state.header.head.checkpoints, state.ledger.files_now()
+    points = state.header.head.checkpoints
     newest: dict[Partition, dt.datetime] = {}
     batch: dt.datetime | None = None
-    for day in sorted({f.day for f in files if f.section == LOG}, reverse=True):
-        log = _log_of(state.ledger, files, 0, day.__eq__)
-        committed = {h.seq: h.committed_at for h in log.headers()}
+    for day, log in _by_day(state.ledger, state.ledger.files_now(), newest=True):
+        committed = {h.seq: h.committed_at for h in log.each_header()}
         decided = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
         batch = batch or (committed[max(decided)] if decided else None)
         found = {p: committed[max(records, key=lambda record: record[1])[0]] for p, records in _seen(state, log).items()}

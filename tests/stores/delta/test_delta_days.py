@@ -1,4 +1,4 @@
-"""A year of the ledger's log: purges read each day of it once, and where a consumer is stands in its last days."""
+"""A year of the ledger's log: nobody needs all of it at once, and purges read each day once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from checkpoint.position import Partition
+from checkpoint.records import RecordFilter
 from dedup.delta import DeltaStore
 from dedup.delta.ledger import LOG, Ledger
 from kit import delta_kit as kit
@@ -25,13 +26,14 @@ class Days:
     """A store of which each decision is made on the day that the test names, and what it reads of the log."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.read = FIRST, list[dt.date]()
+        self.now, self.read, self.at_once = FIRST, list[dt.date](), 0
         for module in ("transaction", "upkeep", "store", "epoch"):
             monkeypatch.setattr(f"dedup.delta.{module}.dt", showing(lambda tz: self.now))
         reads = Ledger.read
 
         def noted(ledger: Ledger, files: Any, *rest: Any) -> Any:
-            self.read += [file.day for file in files if file.section == LOG]
+            of_log = [file.day for file in files if file.section == LOG]
+            self.read, self.at_once = self.read + of_log, max(self.at_once, len(set(of_log)))
             return reads(ledger, files, *rest)
 
         monkeypatch.setattr(Ledger, "read", noted)
@@ -105,3 +107,23 @@ def test_where_a_consumer_is_stands_in_the_last_days_of_its_batches(days: Days) 
     bound = days.store.purge_bound(kit.NAME, date(60))
     assert bound is not None and bound.read_to == FIRST + dt.timedelta(days=25)
     assert days.read == [date(day) for day in (29, 28, 27, 26, 25)]
+
+
+def test_verify_has_one_day_of_the_log_in_memory(days: Days) -> None:
+    """A year of decisions a minute apart would take gigabytes."""
+    for day in range(5):
+        days.decide(day, day)
+    days.store.head(kit.NAME)
+    days.read, days.at_once = [], 0
+    assert days.store.problems(kit.NAME) == []
+    assert (days.at_once, set(days.read)) == (1, {date(day) for day in range(5)})
+
+
+def test_a_page_of_batch_records_reads_the_files_that_have_it(days: Days) -> None:
+    """`verify` goes through the records page by page: each page would read all that comes after it."""
+    for day in range(5):
+        days.decide(day, day)
+    first, *_, last = days.store.batches(kit.NAME)["seq"].to_pylist()
+    days.read.clear()
+    found = days.store.batches(kit.NAME, RecordFilter(first, last - 2))
+    assert found["seq"].to_pylist() == [first + 1, first + 2] and days.read == [date(1), date(2)]
