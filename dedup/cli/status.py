@@ -135,6 +135,11 @@ def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:
     name = one.head.consumer
     if one.damage is not None:
         yield Warned(one.damage, command("verify", name))
+    if (since := one.hidden_since) is not None:
+        yield Warned(
+            f"batches that were committed at {since:%Y-%m-%d %H:%M:%S}Z and later do not show in their sinks yet",
+            command("sink", "sync", name),
+        )
     if one.outbox.dead:
         yield Warned(f"{one.outbox.dead} messages cannot be sent", command("outbox", "list", name, "--state", "DEAD"))
     if one.holds_up:

@@ -164,8 +164,7 @@ METRICS: Mapping[str, Metric] = {
         age=True,
     ),
     DAMAGE: Metric(
-        "Tables that were restored or cannot be read, a publication that is stuck, partitions that the log lost positions of: what "
-        "`dedup status` warns of.",
+        "Tables that were restored or cannot be read, partitions that the log lost positions of: what `dedup status` warns of.",
         (),
         _plain(lambda one: bool(one.damage) + sum(bool(lag.lost or lag.another) for lag in one.lags or ())),
         "dedup.damage",

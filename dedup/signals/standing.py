@@ -71,6 +71,12 @@ class Standing:
         return Activity.RUNNING if busy else Activity.UNKNOWN
 
     @property
+    def hidden_since(self) -> dt.datetime | None:
+        """Since when batches are committed that a sink does not show, if that lasts."""
+        since = self.unpublished_since
+        return None if since is None or self.now - since < SHOWN_WITHIN else since
+
+    @property
     def lag(self) -> tuple[int | None, float | None]:
         """Events and seconds to the end of the log, of all partitions; None where it is not known."""
         if self.lags is None:
@@ -95,7 +101,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
         lags=_lags(head, broker, source),
-        damage=damage or _stuck(unpublished_since),
+        damage=damage,
         reserved_since=store.reserved_since(name),
         unpublished_since=unpublished_since,
         holds_up=name in store.holding_up(),
@@ -131,12 +137,6 @@ def _open(store: Store, name: str) -> tuple[pa.Table, str | None]:
         raise
     except DedupError as error:
         return GROUPS.empty_table(), str(error)
-
-
-def _stuck(since: dt.datetime | None) -> str | None:
-    if since is None or dt.datetime.now(dt.UTC) - since < SHOWN_WITHIN:
-        return None
-    return f"batches that were committed at {since:%Y-%m-%d %H:%M:%S}Z and later do not show in their sinks yet"
 
 
 def rate(records: pa.Table) -> float | None:

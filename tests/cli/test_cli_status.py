@@ -111,8 +111,8 @@ def test_every_fault_is_a_warning_that_names_a_command() -> None:
     assert not list(wrong_with(at(lags=[replace(one, checkpoint=49)]), Thresholds(lag=5)))
 
 
-def test_rows_that_do_not_show_in_their_sink_are_damage(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A publication that is stuck stops the stream: the status says so as soon as it lasts, and so do the metrics."""
+def test_rows_that_do_not_show_in_their_sink_are_told(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication that is stuck stops the stream: the status says so as soon as it lasts; the metrics say since when, and no damage."""
     place = DeltaPlace(tmp_path)
     place.create_sink()
     store = place.store()
@@ -125,8 +125,9 @@ def test_rows_that_do_not_show_in_their_sink_are_damage(tmp_path: Path, dedup: R
     assert dedup("status", place)[0] == 0, "it may only be slow"
     monkeypatch.setattr(standing, "SHOWN_WITHIN", dt.timedelta(0))
     code, told, _ = dedup("status", place)
-    assert code == 1 and "do not show in their sinks yet" in told and "dedup verify shop" in told
-    assert 'dedup_damage{consumer="shop"} 1.0' in dedup("metrics", place)[1]
+    assert code == 1 and "do not show in their sinks yet" in told and "dedup sink sync shop" in told
+    numbers = dedup("metrics", place)[1]
+    assert 'dedup_damage{consumer="shop"} 0.0' in numbers and "dedup_oldest_unpublished_timestamp_seconds{" in numbers
     place.accept_sink()
     assert dedup("sink sync", place)[0] == dedup("status", place)[0] == 0
 
