@@ -22,8 +22,13 @@ from dedup.kafka.broker import Broker
 NOTE = "dedup"
 """What stands beside each position that a mirror commits. Positions without it are another program's."""
 
-LOADING = frozenset({KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR})
-"""What passes by itself: the groups of a broker that has just started, or that takes over from another one."""
+LOADING = frozenset(
+    {
+        *(KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR),
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+    }
+)
+"""What passes by itself: the groups of a broker that has just started, or that takes over from another one; an open transaction."""
 
 NOT_ALLOWED = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 
@@ -93,8 +98,11 @@ class _Client:
                 found = self._client.committed(wanted, max(until - time.monotonic(), 0.1))
             except KafkaException as error:
                 self._wait_or_refuse(error.args[0], until)
-            else:
-                return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
+                continue
+            if unknown := next((place.error for place in found if place.error is not None), None):
+                self._wait_or_refuse(unknown, until)  # another program may have a position there
+                continue
+            return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
 
     def commit(self, positions: Mapping[Place, int]) -> None:
         """All of them, within the broker's time-out."""

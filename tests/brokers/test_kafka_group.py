@@ -7,6 +7,7 @@ import logging
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -169,6 +170,26 @@ def test_positions_are_asked_again_while_the_group_has_no_coordinator(topic: Top
     assert mirror(kafka.Broker(topic.servers), group, {(topic.name, 0): 1}) == Mirrored(written=(f"{topic.name}/0",))
     HandsOver.refusals = iter([KafkaError.NOT_COORDINATOR] * 99)
     with pytest.raises(SourceUnavailable, match=r"cannot be asked now: .*Not coordinator"):
+        mirror(kafka.Broker(topic.servers, timeout=0.5), group, {(topic.name, 0): 1})
+
+
+def test_a_position_that_the_broker_does_not_tell_now_is_asked_for_again(topic: Topic, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As beside an open transaction: it may be another program's, and is not written over. Only what the broker says then is a double."""
+
+    class InTransaction(Consumer):
+        refusals = iter([KafkaError.UNSTABLE_OFFSET_COMMIT] * 2)
+
+        def committed(self, *asked: Any) -> Any:
+            for code in self.refusals:
+                return [SimpleNamespace(topic=p.topic, partition=p.partition, offset=-1001, error=KafkaError(code)) for p in asked[0]]
+            return super().committed(*asked)
+
+    with closing(Consumer({"bootstrap.servers": topic.servers, "group.id": group})) as other:
+        other.commit(offsets=[TopicPartition(topic.name, 0, 3)], asynchronous=False)
+    monkeypatch.setattr("dedup.kafka.group.Consumer", InTransaction)
+    assert mirror(kafka.Broker(topic.servers), group, {(topic.name, 0): 1}) == Mirrored(foreign=(f"{topic.name}/0",))
+    InTransaction.refusals = iter([KafkaError.UNSTABLE_OFFSET_COMMIT] * 99)
+    with pytest.raises(SourceUnavailable, match="cannot be asked now"):
         mirror(kafka.Broker(topic.servers, timeout=0.5), group, {(topic.name, 0): 1})
 
 
