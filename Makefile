@@ -1,6 +1,6 @@
 # Each target does its own set-up in .venv; the machine brings Python >= 3.11, make and, for Spark, Java >= 17.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full matrix simulate mutants crash lint docs bench bench-smoke bench-growth release clean python java
+.PHONY: help demo test test-full matrix simulate mutants crash year lint docs bench bench-smoke bench-growth release clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,6 +37,9 @@ mutants: $(VENV)/.ready ## Break the protocol on purpose in a copy: each break h
 
 crash: $(VENV)/.ready ## Break processes, servers, connections and disks N times a store (N=1000), go on where it ended (CRASH_ARGS="--store delta")
 	@PYTHONPATH=.:tests $(BIN)/python -m crash $(N) $(CRASH_ARGS)
+
+year: $(VENV)/.ready ## Play a year of a consumer, with purges, deaths and each alarm's fault (YEAR_ARGS="--store postgres --batches 4")
+	@PYTHONPATH=.:tests $(BIN)/python -m kit.year $(YEAR_ARGS)
 
 lint: $(VENV)/.ready ## Check style, types, the direction of imports; look for secrets and known holes
 	@$(BIN)/ruff check .

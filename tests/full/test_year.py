@@ -1,0 +1,50 @@
+"""A consumer through 45 days of its year; `make year` plays all of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kit.year import __main__ as year
+from kit.year import places
+from kit.year.clock import Clock, NoCompiler
+from kit.year.story import DAY, Story
+
+
+@pytest.fixture(params=["postgres", pytest.param("delta", marks=pytest.mark.delta)])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The store's, where a clock can be set."""
+    try:
+        Clock(time.time())
+    except NoCompiler as missing:
+        pytest.skip(str(missing))
+    return str(request.param)
+
+
+def test_a_consumer_lives_through_its_year(tmp_path: Path, kind: str) -> None:
+    """Each order is there once, the tables add up, and each alarm is raised on the day of its own fault, and on no other."""
+    told = year.play(kind, tmp_path, days=year.SHORTEST, batches=2, turn=0.3)
+    print(told)
+    assert told["wrong"] == []
+    assert told["events"]["repeated"] > 100 and told["killed"]
+
+
+WRONG = {31: 400 * DAY, 33: -40 * DAY, 34: 5 * DAY}
+"""Day -> by how much the clocks of the hosts, and of the server, are wrong."""
+
+
+def test_a_clock_that_is_wrong_forgets_no_key(tmp_path: Path, kind: str) -> None:
+    """The retention is counted in the time of the log: what a host takes for the year after next purges nothing that may come again."""
+    clock = Clock(time.time())
+    clock.set(time.time() - 70 * DAY)
+    with places.place(kind, tmp_path, clock) as place:
+        story = Story(place, clock, tmp_path, days=38, batches=3, seed=1, turn=0.1)
+        with closing(story):
+            for day in range(38):
+                story.wrong_by = WRONG.get(day, 0.0)
+                story.day(day)
+                time.sleep(0.5 if day in WRONG else 0)  # a turn of the upkeep
+            assert story.topic.repeated > 100 and story.end() == []

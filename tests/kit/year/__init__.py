@@ -1,0 +1,1 @@
+"""A year of a consumer in an hour: `python -m kit.year`, see __main__.py."""
