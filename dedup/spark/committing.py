@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from checkpoint import guards
-from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, PositionGap, StoreError, StoreUnavailable
+from checkpoint.errors import BudgetExceeded, ConfigError, DedupError, HandlerError, PositionGap, StoreError, StoreUnavailable
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import OVER_BUDGET, Head, Run, SliceClaim
 from checkpoint.position import Partition
@@ -87,7 +87,11 @@ def task(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterat
     first = next(rows, None)
     if first is None:
         return
-    packed_store, job = pickle.loads(packed)
+    try:
+        packed_store, job = pickle.loads(packed)
+    except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
+        yield _nothing_done(not_loaded(error))
+        return
     store = _kept_store(packed_store)
     try:
         yield from run(itertools.chain([first], rows), job, store)
@@ -109,11 +113,23 @@ def task_of_kept(number: int, packed: bytes, shares: Sequence[bytes], keep: bool
         try:
             part.open(files)
         except StoreUnavailable as error:
-            yield pa.RecordBatch.from_pylist(
-                [{"states": [0] * planning.STATES, "decisions": 0, "error": pickle.dumps(error), "lost": part.path}], OUTCOMES
-            )
+            yield _nothing_done(error, lost=part.path)
             return
     yield from task((batch for share in mine for batch in share.read(files).to_batches()), packed, keep)
+
+
+def _nothing_done(error: DedupError, lost: str | None = None) -> pa.RecordBatch:
+    """OUTCOMES of a task that has not begun a slice. `lost`: a file of kept rows that could not be opened."""
+    told = {"states": [0] * planning.STATES, "decisions": 0, "error": pickle.dumps(error), "lost": lost}
+    return pa.RecordBatch.from_pylist([told], OUTCOMES)
+
+
+def not_loaded(error: Exception) -> ConfigError:
+    """What to do where a process of tasks cannot unpickle what the driver has sent: one that came after `workers.check`."""
+    return ConfigError(
+        f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
+        "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
+    )
 
 
 def _kept_store(packed: bytes) -> Store:

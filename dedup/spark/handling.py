@@ -31,7 +31,7 @@ from dedup.pipeline import reentry
 from dedup.pipeline.batch import Tasks, visible
 from dedup.pipeline.performance import EventsFailed
 from dedup.pipeline.tx import Tx, refuse_unknown_name
-from dedup.spark.committing import cut, told
+from dedup.spark.committing import cut, not_loaded, told
 from dedup.spark.keeping import KeptFrame, Share, give_up
 
 _NONE = np.zeros(0, np.int64)
@@ -256,10 +256,7 @@ def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
     try:
         job: HandlerJob = pickle.loads(packed)
     except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
-        return ConfigError(
-            f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
-            "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
-        )
+        return not_loaded(error)
     return job
 
 
