@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 import pyarrow as pa
+from deltalake import DeltaTable
 
 from kit import pg_server
 from kit.year.clock import Clock
@@ -38,8 +40,6 @@ class DeltaPlace:
     """Folders."""
 
     def __init__(self, folder: Path) -> None:
-        from deltalake import DeltaTable
-
         self._folder = folder
         sinks = {"orders": ["id", "amount"], "latest": ["account", "amount"]}
         paths = {name: str(folder / "sinks" / name) for name in sinks}
@@ -50,21 +50,22 @@ class DeltaPlace:
 
     def read(self, sink: str, key: str) -> list[tuple[str, int]]:
         """(key, amount) of all rows."""
-        from deltalake import DeltaTable
-
         rows = DeltaTable(self.task["tables"][sink]).to_pyarrow_table(columns=[key, "amount"])
         return list(zip(rows[key].to_pylist(), rows["amount"].to_pylist(), strict=True))
 
     def sizes(self) -> dict[str, int]:
-        """Of each table its files, those that a vacuum would remove too, and its log."""
-        found: dict[str, int] = {}
-        for where, _, names in os.walk(self._folder / "state"):
-            parts = Path(where).relative_to(self._folder / "state").parts
-            section = [part.removeprefix("section=") for part in parts if part.startswith("section=")]
-            name = ", ".join([*parts[:1], *section, *(["log of Delta"] if "_delta_log" in parts else [])])
-            for file in names:
-                found[name] = found.get(name, 0) + Path(where, file).stat().st_size
-                found[f"{name}, files"] = found.get(f"{name}, files", 0) + 1
+        """Of each table, and each section of the ledger, bytes and files; of what a VACUUM would remove, and of Delta's log as well."""
+        found, state = Counter[str](), self._folder / "state"
+        for log in state.rglob("_delta_log"):
+            name = f"{log.relative_to(state).parts[0]}, {log.parent.name}"
+            rows = pa.table(DeltaTable(log.parent).get_add_actions(flatten=True)).to_pylist()
+            for row in rows:
+                _count(found, f"{name} {row.get('partition.section', '')}".rstrip(), row["size_bytes"])
+            listed = {row["path"] for row in rows}
+            for path in (path for path in log.parent.glob("*.parquet") if path.name not in listed):
+                _count(found, f"{name}, not listed any more", path.stat().st_size)
+            for path in log.iterdir():
+                _count(found, f"{name}, Delta's log", path.stat().st_size)
         return dict(sorted(found.items()))
 
     def age(self, clock: Clock) -> None:
@@ -86,6 +87,11 @@ class DeltaPlace:
         finally:
             state.unlink()
             (self._folder / "away").rename(state)
+
+
+def _count(found: Counter[str], name: str, size: int) -> None:
+    found[name] += size
+    found[f"{name}, files"] += 1
 
 
 class PostgresPlace:
