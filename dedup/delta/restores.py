@@ -22,6 +22,9 @@ from dedup.delta.tables import part_reached, reached, seq_of
 if TYPE_CHECKING:
     from dedup.delta.state import ConsumerState
 
+MANY = 1_000
+"""Commits since the last look of which the log is not read where the files of the last publication tell enough: each commit is a file."""
+
 Restores = Mapping[int, int | None]
 """Version of a RESTORE -> the version that it went back to; None where the log does not say."""
 
@@ -78,6 +81,9 @@ def _lost(state: ConsumerState, sink: Sink, version: int, what: Publication | No
     now, looked_at = sink.table.version(), (sink.table_id, sink.table.version(), version, what)
     if now == version or looked_at in state.sinks.kept:
         return ""
+    if now > version + MANY and _lists_all(state, sink, what):
+        state.sinks.kept.add(looked_at)
+        return ""
     if now > version and not _restores(sink.table, version)[0]:
         return ""
     if now < version or what is None:
@@ -89,6 +95,18 @@ def _lost(state: ConsumerState, sink: Sink, version: int, what: Publication | No
     if not lost:
         state.sinks.kept.add(looked_at)
     return lost
+
+
+def _lists_all(state: ConsumerState, sink: Sink, what: Publication | None) -> bool:
+    """Whether the sink lists each file of that decision, and they are there: a RESTORE to any version before it would have taken them."""
+    header = state.header_at(seq_of(what.version)) if what is not None and what.whole else None
+    if header is None or what is None or header.version != what.version:
+        return False
+    entries, engine = [entry for entry in header.sinks if entry.name == sink.name], state.sinks.engine
+    paths = [add.path for entry in entries for add in entry.adds]
+    if not paths or any(entry.staged for entry in entries):
+        return False
+    return engine.listed(sink.table).issuperset(paths) and not engine.gone(sink.table, paths)
 
 
 def _restores(table: DeltaTable, since: int) -> tuple[dict[int, int | None], int]:

@@ -299,6 +299,13 @@ DELTA = (
         _BACK + "test_verify_finds_a_decision_that_a_sink_never_got",
     ),
     Mutant(
+        "behind many commits of others a RESTORE is not looked for",
+        "dedup/delta/restores.py",
+        "return engine.listed(sink.table).issuperset(paths) and not",
+        "return not",
+        "tests/stores/delta/test_delta_restored_sinks.py::test_a_sink_that_was_restored_is_told_and_accepted",
+    ),
+    Mutant(
         "a freed key comes back",
         "dedup/delta/commit.py",
         'pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])',

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from checkpoint.errors import PublicationStuck
-from dedup.delta import DeltaStore
+from dedup.delta import DeltaStore, restores, tables
 from dedup.delta.restores import path_to
 from kit import delta_kit as kit
 from kit.delta_kit import open_store, show
 
 pytestmark = pytest.mark.delta
+
+
+@pytest.fixture(autouse=True, params=["by the log", "by files"])
+def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How it is found out: behind many commits of others the files of the last publication are looked for first."""
+    monkeypatch.setattr(restores, "MANY", 0 if request.param == "by files" else restores.MANY)
+    return str(request.param)
 
 
 def sink(folder: Path) -> DeltaTable:
@@ -161,8 +169,8 @@ def test_files_that_vacuum_removed_do_not_come_back(folder: Path) -> None:
     assert_told(folder, store, number, "are gone|may be missing")
 
 
-def test_a_restore_to_a_time_is_told(folder: Path) -> None:
-    """The log does not say which version that was, so it cannot be told what is missing."""
+def test_a_restore_to_a_time_is_told(folder: Path, look: str) -> None:
+    """The log does not say which version that was, so it cannot be told what is missing; the files of the last publication tell."""
     store = open_store(folder)
     number = kit.epoch(store)
     process(store, number, 1)
@@ -170,7 +178,11 @@ def test_a_restore_to_a_time_is_told(folder: Path) -> None:
     at = sink(folder).history()[0]["timestamp"]
     foreign(folder)
     sink(folder).restore(_moment(at))
-    assert_told(folder, store, number)
+    if look == "by files":
+        process(store, number, 2)
+        assert show(folder) == [-1, 1, 2]
+    else:
+        assert_told(folder, store, number)
 
 
 def _moment(millis: int) -> str:
@@ -215,3 +227,26 @@ def test_a_log_that_was_cleaned_is_no_restore(folder: Path) -> None:
         (folder / "orders" / "_delta_log" / f"{version:020}.json").unlink()
     process(open_store(folder), number, 2)
     assert show(folder) == [-1, -1, -1, 1, 2] and open_store(folder).problems(kit.NAME) == []
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_log_of_a_busy_sink_is_not_read(folder: Path, look: str, monkeypatch: pytest.MonkeyPatch, compacted: bool) -> None:
+    """A daily job may find a hundred thousand commits of others: where the sink lists the job's own last files, none of them matters."""
+    store, asked = open_store(folder), list[int | None]()
+    number = kit.epoch(store)
+    process(store, number, 1)
+    process(store, number, 2)
+    for _ in range(3):
+        foreign(folder)
+    if compacted:
+        sink(folder).optimize.compact()
+    history = tables.history_of
+
+    def counted(table: DeltaTable, limit: int | None) -> Any:
+        asked.append(limit)
+        return history(table, limit)
+
+    monkeypatch.setattr(tables, "history_of", counted)
+    process(open_store(folder), number, 3)
+    assert bool(asked) is (compacted or look == "by the log")
+    assert show(folder) == [-1, -1, -1, 1, 2, 3]
