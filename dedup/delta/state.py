@@ -490,6 +490,7 @@ class Agreement:
         if self._unknown(name, table, whole=whole) is not None:
             self._state.catch_up()  # perhaps somebody else has decided since the last look
             self._state.require_undamaged()
+            table = self._state.sinks.table(table.table_uri) or table  # what was learned of its publications may be newer than the look
             if (told := self._unknown(name, table, whole=whole)) is not None:
                 raise StoreRestored(self._state.advice(told))
         self._require_published(name, table)

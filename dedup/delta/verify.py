@@ -12,6 +12,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -281,63 +282,97 @@ def unpublished_since(state: ConsumerState, publisher: SinkPublisher) -> dt.date
 
 
 class _Sinks:
-    """What sinks say themselves: commits with the ids of all decisions, and the files that those brought."""
+    """What sinks say themselves: commits with the ids of all decisions, and the files that those brought.
+
+    Others publish, compact and clean up while the log is read. So what looks wrong is looked at again in the end.
+    """
 
     def __init__(self, state: ConsumerState, publisher: SinkPublisher) -> None:
         self._state, self._publisher = state, publisher
-        self._tables: dict[tuple[str, str], _Shown | None] = {}
-        self._never: list[tuple[tuple[int, str], str]] = []
-        self._listed = defaultdict[tuple[str, str], list[Add]](list)
-        self._gone = defaultdict[tuple[str, str], list[Add]](list)
+        self._tables: dict[_SinkId, _Shown | None] = {}
+        self._lacking = defaultdict[_SinkId, list[_Expected]](list)
+        self._listed = defaultdict[_SinkId, list[Add]](list)
+        self._gone = defaultdict[_SinkId, list[Add]](list)
 
     def add(self, header: Header) -> None:
         """One decision."""
         for entry in header.sinks:
             if _is_published(self._state, self._publisher, header, entry):
-                self._listed[entry.name, entry.table_id] += self._look(header, entry)
+                self._look(header, entry)
+
+    def _look(self, header: Header, entry: SinkFiles) -> None:
+        """Where the sink does not list all files, its log has to tell of the decision."""
+        sink = entry.name, entry.table_id
+        if sink not in self._tables:
+            self._tables[sink] = self._open(header, entry)
+        if (shown := self._tables[sink]) is None:
+            return
+        adds = [] if entry.staged else [add for add in entry.adds if add.path in shown.files]
+        self._listed[sink] += adds
+        if entry.staged or len(adds) < len(entry.adds):
+            app, version, _ = self._publisher.publication(header, entry)
+            expected = _Expected(header.seq, app, version, entry.rows, seq_of if entry.is_last else seq_of_part)
+            self._lacking[sink] += [expected] if shown.lacks(expected) else []
 
     def look_for_files(self) -> None:
         """Whether the files are there that sinks list, of all that was added since the last call."""
         for sink, adds in self._listed.items():
             if adds and (shown := self._tables[sink]) is not None:
-                gone = set(missing(absolute(shown.table.table_uri), self._publisher.options, [add.path for add in adds]))
-                self._gone[sink] += [add for add in adds if add.path in gone]
+                self._gone[sink] += self._missing(shown, adds)
         self._listed.clear()
 
-    def _look(self, header: Header, entry: SinkFiles) -> list[Add]:
-        """The files that the sink lists; where it does not list all of them, its log has to tell of the decision."""
-        sink = entry.name, entry.table_id
-        if sink not in self._tables:
-            self._tables[sink] = self._open(header, entry)
-        if (shown := self._tables[sink]) is None:
-            return []
-        adds = [] if entry.staged else [add for add in entry.adds if add.path in shown.files]
-        if (entry.staged or len(adds) < len(entry.adds)) and (told := _never_received(self._publisher, shown, header, entry)):
-            self._never.append(((header.seq, entry.name), told))
-        return adds
+    def _missing(self, shown: _Shown, adds: list[Add]) -> list[Add]:
+        gone = set(missing(absolute(shown.table.table_uri), self._publisher.options, [add.path for add in adds]))
+        return [add for add in adds if add.path in gone]
 
     def _open(self, header: Header, entry: SinkFiles) -> _Shown | None:
         """The table; None where another one is there, or none."""
-        mark, engine = self._state.marks.get(entry.name), self._state.sinks.engine
-        table = self._state.sinks.table(self._state.here(entry.name, mark.uri) if mark else self._state.place_of(entry, header.seq))
-        if table is None or str(table.metadata().id) != entry.table_id:
+        mark = self._state.marks.get(entry.name)
+        return self._shown(self._state.here(entry.name, mark.uri) if mark else self._state.place_of(entry, header.seq), entry.table_id)
+
+    def _shown(self, uri: str, table_id: str) -> _Shown | None:
+        table, engine = self._state.sinks.table(uri), self._state.sinks.engine
+        if table is None or str(table.metadata().id) != table_id:
             return None
         return _Shown(table, engine.listed(table), engine)
 
     def contradictions(self, given_up: set[tuple[int, str]]) -> Iterator[str]:
-        """Of all that was added; of publications that a person gave up nothing is expected."""
-        yield from (told for which, told in self._never if which not in given_up)
-        for (name, table_id), lost in self._gone.items():
-            if lost and (shown := self._tables[name, table_id]) is not None:
-                yield (
-                    f"{len(lost)} files with {sum(add.rows for add in lost)} rows that {name!r} at {shown.table.table_uri} lists are not "
-                    f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for add in lost[:3])}"
-                )
+        """Of all that was added. That a publication shows is not expected where a person gave it up."""
+        for (name, table_id), before in self._tables.items():
+            lacking = [one for one in self._lacking[name, table_id] if (one.seq, name) not in given_up]
+            if before is not None and (lacking or self._gone[name, table_id]):
+                shown = self._shown(before.table.table_uri, table_id)
+                yield from self._told(name, shown, lacking, self._gone[name, table_id]) if shown is not None else ()
+
+    def _told(self, name: str, shown: _Shown, lacking: list[_Expected], gone: list[Add]) -> Iterator[str]:
+        """What still is wrong."""
+        where = f"{name!r} at {shown.table.table_uri}"
+        for one in filter(shown.lacks, lacking):
+            yield (f"decision {one.seq} ({one.rows} rows) was never published to {where}: no commit of that table has its transaction id")
+        if lost := self._missing(shown, [add for add in gone if add.path in shown.files]):
+            yield (
+                f"{len(lost)} files with {sum(add.rows for add in lost)} rows that {where} lists are not "
+                f"there, so it cannot be read (VACUUM while a batch was being published?): {', '.join(add.path for add in lost[:3])}"
+            )
+
+
+_SinkId = tuple[str, str]
+"""Name and table id."""
+
+
+class _Expected(NamedTuple):
+    """A commit that a sink should have."""
+
+    seq: int
+    app: str
+    version: int
+    rows: int
+    number: Callable[[int], int]  # of the decision, by the version
 
 
 @dataclass
 class _Shown:
-    """A sink as it is now."""
+    """A sink in one version."""
 
     table: DeltaTable
     files: frozenset[str]
@@ -351,12 +386,12 @@ class _Shown:
     def _first(self) -> dict[str, int]:
         return {app: min(versions) for app, versions in self._transactions[0].items() if versions}
 
-    def lacks(self, app: str, version: int, is_older: Callable[[int], bool]) -> bool:
-        """Whether no commit has this version of an app, although the log goes back to an older one, or to its beginning."""
+    def lacks(self, one: _Expected) -> bool:
+        """Whether the log has no commit with its id, although it goes back to an older decision, or to the table's beginning."""
         found, whole = self._transactions
-        if version in found.get(app, ()):
+        if one.version in found.get(one.app, ()):
             return False
-        return whole or (app in self._first and is_older(self._first[app]))
+        return whole or (one.app in self._first and one.number(self._first[one.app]) < one.seq)
 
 
 def _is_published(state: ConsumerState, publisher: SinkPublisher, header: Header, entry: SinkFiles) -> bool:
@@ -365,18 +400,6 @@ def _is_published(state: ConsumerState, publisher: SinkPublisher, header: Header
     accepted = mark.accepted if mark is not None else 0
     waits = header.seq in state.pending and not publisher.is_done(header, entry)
     return header.seq > max(accepted, state.header.keyspace_since) and not waits
-
-
-def _never_received(publisher: SinkPublisher, shown: _Shown, header: Header, entry: SinkFiles) -> str | None:
-    """What to say of a decision that no commit of the sink names, as far back as its log is kept."""
-    app, version, _ = publisher.publication(header, entry)
-    number = seq_of if entry.is_last else seq_of_part
-    if not shown.lacks(app, version, lambda first: number(first) < header.seq):
-        return None
-    return (
-        f"decision {header.seq} ({entry.rows} rows) was never published to {entry.name!r} at {shown.table.table_uri}: no commit of that "
-        "table has its transaction id"
-    )
 
 
 def _messages(state: ConsumerState) -> Iterator[str]:

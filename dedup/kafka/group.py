@@ -30,6 +30,8 @@ LOADING = frozenset(
 )
 """What passes by itself: the groups of a broker that has just started, or that takes over from another one; an open transaction."""
 
+NOWHERE = KafkaError.UNKNOWN_TOPIC_OR_PART
+
 NOT_ALLOWED = frozenset({KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 
 HAS_MEMBERS = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION})
@@ -99,7 +101,7 @@ class _Client:
             except KafkaException as error:
                 self._wait_or_refuse(error.args[0], until)
                 continue
-            if unknown := next((place.error for place in found if place.error is not None), None):
+            if unknown := next((error for error in (place.error for place in found) if error and error.code() != NOWHERE), None):
                 self._wait_or_refuse(unknown, until)  # another program may have a position there
                 continue
             return {(place.topic, place.partition): (place.offset, place.metadata or "") for place in found if place.offset >= 0}
@@ -108,7 +110,7 @@ class _Client:
         """All of them, within the broker's time-out."""
         until = time.monotonic() + self._broker.timeout
         while (refused := self._commit(positions, until)) is not None:
-            if refused.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if refused.code() == NOWHERE:
                 raise self._nowhere(positions)
             self._wait_or_refuse(refused, until)
 

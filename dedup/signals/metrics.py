@@ -191,6 +191,7 @@ class Numbers:
         self, store: Store, name: str = "", broker: Ends | None = None, source: str = "", *, tell: Callable[[Exception], None] = _tell
     ) -> None:
         self._store, self._name, self._broker, self._source, self._tell = store, name, broker, source, tell
+        self._was_there = False
         self._reading = threading.Lock()  # a store is for one reader at a time; requests come in threads
 
     def values(self) -> Values:
@@ -198,7 +199,7 @@ class Numbers:
         with self._reading:
             try:
                 looked = {name: self._look(name) for name in self._consumers()}
-            except (StoreUnavailable, SourceUnavailable) as error:
+            except DedupError as error:
                 self._tell(error)
                 return {UP: [({}, 0.0)]}
         found = [one for one in looked.values() if isinstance(one, Standing)]
@@ -207,10 +208,12 @@ class Numbers:
         return {UP: [({}, 1.0)], **told}
 
     def _consumers(self) -> list[str]:
-        """Raises StoreUnavailable where nothing is there any more: without a number nobody would notice that a folder is not mounted."""
+        """Raises StoreUnavailable where a store was and is no more: without a number nobody would notice that a folder is not mounted."""
         names = self._store.consumers()
-        if not names and not self._store.was_used():
+        there = bool(names) or self._store.was_used()
+        if self._was_there and not there:
             raise StoreUnavailable("There is no store any more where it was: the folder is empty or gone.")
+        self._was_there = there
         return [self._name] if self._name else names
 
     def _look(self, name: str) -> Standing | DedupError:

@@ -89,6 +89,8 @@ def task(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterat
         return
     try:
         packed_store, job = pickle.loads(packed)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
         yield _nothing_done(not_loaded(error))
         return

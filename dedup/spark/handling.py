@@ -255,6 +255,8 @@ def _answer(outcome: TaskOutcome) -> pa.RecordBatch:
 def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
     try:
         job: HandlerJob = pickle.loads(packed)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
         return not_loaded(error)
     return job

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import SchemaOutdated, StoreUnavailable
 from dedup.cli.prometheus import Collector
 from dedup.delta import DeltaStore
 from dedup.signals.metrics import METRICS
@@ -111,15 +111,17 @@ def test_metrics_are_served_until_the_process_is_stopped(tmp_path: Path) -> None
         assert process.wait(30) == 0
 
 
-def test_a_store_that_cannot_be_read_is_a_number_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["", "shop"])
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), SchemaOutdated("run migrate")])
+def test_a_store_that_cannot_be_read_is_a_number_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, name: str) -> None:
     """`dedup_up` is 0, and the server goes on."""
     store = DeltaStore(str(tmp_path / "state"))
 
-    def unreachable() -> list[str]:
-        raise StoreUnavailable("no answer")
+    def unreadable() -> list[str]:
+        raise error
 
-    monkeypatch.setattr(store, "consumers", unreachable)
-    assert Collector(store).values() == {"dedup_up": [({}, 0.0)]}
+    monkeypatch.setattr(store, "consumers", unreadable)
+    assert Collector(store, name).values() == {"dedup_up": [({}, 0.0)]}
 
 
 @pytest.mark.parametrize("name", ["", "shop"])
@@ -129,7 +131,7 @@ def test_a_store_that_is_gone_is_a_number_too(tmp_path: Path, name: str) -> None
     place.create_sink()
     consumer(place.store())(batch(*orders(range(3))), 0)
     numbers = Collector(DeltaStore(place.url), name)
-    assert numbers.values()["dedup_up"] == [({}, 1.0)]
+    assert numbers.values()["dedup_up"] == Collector(DeltaStore(str(tmp_path / "new"))).values()["dedup_up"] == [({}, 1.0)]
     Path(place.url).rename(tmp_path / "elsewhere")
     assert numbers.values() == {"dedup_up": [({}, 0.0)]}
     Path(place.url).mkdir()

@@ -294,8 +294,8 @@ DELTA = (
     Mutant(
         "verify believes the ledger about publications",
         "dedup/delta/verify.py",
-        "if not shown.lacks(",
-        "if True or not shown.lacks(",
+        "        return whole or (one.app in self._first",
+        "        return False and (one.app in self._first",
         _BACK + "test_verify_finds_a_decision_that_a_sink_never_got",
     ),
     Mutant(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from checkpoint.errors import CommitConflict, PublicationStuck, SinkMismatch
 from deadletter.selection import Selection
 from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
+from dedup.delta import verify
 from dedup.delta.commit import SinkPublisher
+from dedup.delta.state import Agreement
 from kit import delta_kit as kit
 from kit.delta_kit import open_store, show
 
@@ -343,3 +347,69 @@ def test_a_header_without_the_version_of_its_sinks_is_read(folder: Path) -> None
     told = json.loads(header.to_json())
     del told["sinks"][0]["version"]
     assert Header.from_json(json.dumps(told)).sinks[0].version is None
+
+
+def beside(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """While `verify` reads the log, right after it has looked at the sink of the first decision that has one, somebody does this."""
+    add, done = verify._Sinks.add, list[object]()
+
+    def added(self: Any, header: Any) -> None:
+        add(self, header)
+        if self._tables and not done:
+            done.append(None)
+            done.append(act())
+
+    monkeypatch.setattr(verify._Sinks, "add", added)
+
+
+def test_verify_beside_a_publication_misses_no_decision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process publishes while the log is read is looked for in the sink as it is in the end."""
+    store = open_store(folder)
+    number = kit.epoch(store)
+    for key in range(3):
+        kit.process(store, number, kit.events([key], key), key)
+    DeltaTable(str(folder / "orders")).optimize.compact()
+    kit.die_before_publishing(store, number, kit.events([9], 9))
+    beside(monkeypatch, lambda: open_store(folder).publish(kit.NAME))
+    assert open_store(folder).problems(kit.NAME) == []
+    assert show(folder) == [0, 1, 2, 9]
+
+
+def test_verify_beside_a_vacuum_misses_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that leave the sink while the log is read are no loss."""
+    store = open_store(folder)
+    number = kit.epoch(store)
+    for key in range(3):
+        kit.process(store, number, kit.events([key], key), key)
+
+    def cleaned() -> None:
+        DeltaTable(str(folder / "orders")).optimize.compact()
+        DeltaTable(str(folder / "orders")).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+    beside(monkeypatch, cleaned)
+    assert open_store(folder).problems(kit.NAME) == []
+
+
+def test_a_look_beside_batches_takes_no_sink_for_an_older_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a sink and that at the ledger others may publish again: what is learned then was not to be seen before."""
+    store = open_store(folder)
+    number, keys = kit.epoch(store), itertools.count()
+
+    def decide(count: int) -> None:
+        for key in itertools.islice(keys, count):
+            kit.process(store, number, kit.events([key], key), key)
+
+    decide(2)
+    unknown, met = Agreement._unknown, list[str]()
+
+    def decided_meanwhile(self: Agreement, *about: Any, **options: Any) -> str | None:
+        found = unknown(self, *about, **options)
+        if found is not None and not met:
+            met.append(found)
+            decide(3)
+        return found
+
+    monkeypatch.setattr(Agreement, "_unknown", decided_meanwhile)
+    beside(monkeypatch, lambda: decide(1))
+    assert open_store(folder).problems(kit.NAME) == []
+    assert met, "the look at the sink has met no decision that it did not know"
