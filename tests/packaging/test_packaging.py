@@ -303,5 +303,5 @@ def test_make_help_names_every_command_of_the_readme() -> None:
     """`make` alone lists what there is, from the comments of the targets."""
     listed = {line.split()[1] for line in make().stdout.splitlines()}
     commands = {"demo", "test", "test-full", "simulate", "crash", "mutants", "lint", "bench", "bench-smoke", "bench-growth"}
-    commands |= {"docs", "matrix", "release", "clean"}
+    commands |= {"docs", "matrix", "release", "clean", "year"}
     assert listed == {"help", *commands}
