@@ -46,5 +46,4 @@ def test_a_clock_that_is_wrong_forgets_no_key(tmp_path: Path, kind: str) -> None
             for day in range(38):
                 story.wrong_by = WRONG.get(day, 0.0)
                 story.day(day)
-                time.sleep(0.5 if day in WRONG else 0)  # a turn of the upkeep
             assert story.topic.repeated > 100 and story.end() == []

@@ -71,7 +71,7 @@ def _play(story: Story, days: int, kind: str) -> None:
     for day in range(days):
         if behind - 4 < day < behind:
             continue  # nobody is there
-        if day == behind - 6:
+        if day == behind - 5:
             story.upkeep = False
             story.restart()
         story.day(day, faults.FAULTS.get(when.get(day, "")))

@@ -117,6 +117,16 @@ class Player:
         self._consumer(rows, line["batch"])
         return {"seconds": time.monotonic() - begun - self._slow, "worked": time.thread_time() - worked}
 
+    def rest(self, line: Task) -> Task:
+        """Have one turn of the upkeep, from its begin to its end: in the hours until the next batch there would be many."""
+        made = self._consumer._upkeep
+        if made is not None and made._thread is not None:
+            made._thread.join()
+            made._due = 0.0
+            made.after_batch()
+            made._thread.join()
+        return {}
+
 
 class Reader:
     """What Prometheus reads."""

@@ -127,8 +127,7 @@ def purge_behind(story: Story, day: Day, now: int) -> None:
     _watch(story, day, now, 10)
     story.upkeep = True
     story.restart()
-    for minute in range(now + 10, now + 40):
-        _batches(story, day, minute, 1)
+    _batches(story, day, now + 10, 5)
     day.faults = {"DedupPurgeBehind"}
 
 

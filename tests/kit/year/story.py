@@ -205,6 +205,8 @@ class Story:
         if fault is not None:
             fault(self, day, self.batches * EVERY)
         self.minute(day, max(day.samples) + 60)
+        if self.player is not None:
+            self.player.ask(do="rest")
         self._chores(number)
 
     def _chores(self, number: int) -> None:
