@@ -7,36 +7,18 @@ compiler.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
+
+from kit.preload import compiled
 
 WAYS = ("passes", "error", "lost", "full", "killed before", "killed after")
 """What happens: an I/O error instead of the operation, or after it was done; no space left instead of it; SIGKILL before or after it."""
 
 
-class NoCompiler(RuntimeError):
-    """No C compiler here, or not Linux: file operations cannot be made to fail. Install gcc or clang."""
-
-
-@functools.cache
-def library() -> Path:
-    """The library, compiled. Raises NoCompiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not Path("/proc/self").exists():
-        raise NoCompiler(NoCompiler.__doc__)
-    made = Path(tempfile.mkdtemp(prefix="file-calls-")) / "file_calls.so"
-    source = Path(__file__).with_name("file_calls.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source), "-ldl"], check=True)
-    return made
-
-
 def environment() -> dict[str, str]:
     """Of a process whose file operations may fail. Raises NoCompiler."""
-    return {**os.environ, "LD_PRELOAD": str(library())}
+    return {**os.environ, "LD_PRELOAD": str(compiled(Path(__file__).with_suffix(".c")))}
 
 
 def arm(folder: str, number: int, way: str, *, reads: bool = False) -> None:

@@ -24,6 +24,7 @@ from kit.local_tasks import run_here, run_in_tasks
 from kit.orders import consumer
 from kit.pg_calls import Calls, Way, counted
 from kit.places import PostgresPlace
+from kit.preload import NoCompiler
 
 pytestmark = pytest.mark.crash
 
@@ -137,7 +138,7 @@ def each_file_call(way: str, *options: str) -> None:
     """In a process of its own, before whose libc the library stands."""
     try:
         environment = file_calls.environment()
-    except file_calls.NoCompiler as reason:
+    except NoCompiler as reason:
         pytest.skip(str(reason))
     command = [sys.executable, "-m", "crash.each_file_call", way, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

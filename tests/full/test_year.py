@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.preload import NoCompiler
 from kit.year import __main__ as year
 from kit.year import places
-from kit.year.clock import Clock, NoCompiler
+from kit.year.clock import Clock
 from kit.year.story import DAY, Story
 
 

@@ -1,45 +1,27 @@
 """A time of day that a test sets, for whole processes: Python, Arrow, delta-rs and PostgreSQL read it from libc.
 
-A library of three functions stands before those of libc (`LD_PRELOAD`), and needs a C compiler. Files keep the system's time: a year that
+A library of five functions stands before those of libc (`LD_PRELOAD`), and needs a C compiler. Files keep the system's time: a year that
 ends now has files from the future, so that nobody takes them for old ones, until `Clock.age` gives them their time.
 """
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
-import shutil
 import struct
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-
-class NoCompiler(RuntimeError):
-    """No C compiler here, or not Linux: no clock can be set. Install gcc or clang."""
-
-
-@functools.cache
-def _library() -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or not Path("/proc/self").exists():
-        raise NoCompiler(NoCompiler.__doc__)
-    folder = Path(tempfile.mkdtemp(prefix="clock-"))
-    folder.chmod(0o755)  # a server of PostgreSQL that root starts runs as somebody else
-    source = Path(__file__).with_suffix(".c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(folder / "clock.so"), str(source), "-ldl"], check=True)
-    return folder / "clock.so"
+from kit.preload import compiled
 
 
 class Clock:
     """The time of all processes that are started with `environment`. Raises NoCompiler."""
 
     def __init__(self, now: float) -> None:
-        self._library = _library()
+        self._library = compiled(Path(__file__).with_suffix(".c"))
         self._file = self._library.with_name(f"now-{os.getpid()}-{id(self)}")
         self._file.write_bytes(bytes(8))
         self._file.chmod(0o644)
@@ -50,7 +32,7 @@ class Clock:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process needs to have this time. Raises nothing."""
+        """What a process needs to have this time."""
         return {"LD_PRELOAD": str(self._library), "DEDUP_TEST_CLOCK": str(self._file)}
 
     def now(self) -> float:
