@@ -348,7 +348,7 @@ class _Sinks:
         """What still is wrong."""
         where = f"{name!r} at {shown.table.table_uri}"
         for one in filter(shown.lacks, lacking):
-            yield (f"decision {one.seq} ({one.rows} rows) was never published to {where}: no commit of that table has its transaction id")
+            yield f"decision {one.seq} ({one.rows} rows) was never published to {where}: no commit of that table has its transaction id"
         if lost := self._missing(shown, [add for add in gone if add.path in shown.files]):
             yield (
                 f"{len(lost)} files with {sum(add.rows for add in lost)} rows that {where} lists are not "

@@ -33,7 +33,6 @@ Values = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 UP, UP_OTEL, ABOUT_UP = "dedup_up", "dedup.up", "Whether the store, and the broker, could be read."
 """The number that is there even if nothing else can be read."""
 
-
 DAMAGE = "dedup_damage"
 """The number that is there even if nothing else can be told of a consumer."""
 

@@ -14,6 +14,7 @@ import itertools
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,13 +88,11 @@ def task(batches: Iterable[pa.RecordBatch], packed: bytes, keep: bool) -> Iterat
     first = next(rows, None)
     if first is None:
         return
-    try:
-        packed_store, job = pickle.loads(packed)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
-        yield _nothing_done(not_loaded(error))
+    sent = unpacked(packed)
+    if isinstance(sent, ConfigError):
+        yield _nothing_done(sent)
         return
+    packed_store, job = sent
     store = _kept_store(packed_store)
     try:
         yield from run(itertools.chain([first], rows), job, store)
@@ -126,12 +125,17 @@ def _nothing_done(error: DedupError, lost: str | None = None) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([told], OUTCOMES)
 
 
-def not_loaded(error: Exception) -> ConfigError:
-    """What to do where a process of tasks cannot unpickle what the driver has sent: one that came after `workers.check`."""
-    return ConfigError(
-        f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
-        "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
-    )
+def unpacked(packed: bytes) -> Any:
+    """What the driver has sent; a ConfigError where this process, which came after `workers.check`, cannot load it."""
+    try:
+        return pickle.loads(packed)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
+        return ConfigError(
+            f"Spark's tasks cannot load the handler of events, or something that it uses: {type(error).__name__}: {error}. Ship its "
+            "modules to the executors (spark.submit.pyFiles, addArtifacts), or take the driver: @consumer.foreach(..., on='driver')."
+        )
 
 
 def _kept_store(packed: bytes) -> Store:

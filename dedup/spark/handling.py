@@ -31,7 +31,7 @@ from dedup.pipeline import reentry
 from dedup.pipeline.batch import Tasks, visible
 from dedup.pipeline.performance import EventsFailed
 from dedup.pipeline.tx import Tx, refuse_unknown_name
-from dedup.spark.committing import cut, not_loaded, told
+from dedup.spark.committing import cut, told, unpacked
 from dedup.spark.keeping import KeptFrame, Share, give_up
 
 _NONE = np.zeros(0, np.int64)
@@ -224,7 +224,7 @@ def run(batches: Iterable[pa.RecordBatch], packed: bytes, given: bytes) -> Itera
     """
     all_of_them: Given | None = None
     for _, table in cut(batches, sys.maxsize):
-        job, all_of_them = _unpacked(packed), all_of_them or pickle.loads(given)
+        job, all_of_them = unpacked(packed), all_of_them or pickle.loads(given)
         yield _answer(TaskOutcome(_NONE, error=job) if isinstance(job, ConfigError) else _handle_placed(table, job, all_of_them))
 
 
@@ -238,7 +238,7 @@ def run_kept(number: int, packed: bytes, shares: Sequence[bytes]) -> Iterator[pa
 
     Crash: files that no commit names are invisible.
     """
-    job = _unpacked(packed)
+    job: HandlerJob | ConfigError = unpacked(packed)
     if isinstance(job, ConfigError):
         yield _answer(TaskOutcome(_NONE, error=job))
         return
@@ -250,16 +250,6 @@ def run_kept(number: int, packed: bytes, shares: Sequence[bytes]) -> Iterator[pa
 def _answer(outcome: TaskOutcome) -> pa.RecordBatch:
     # By value: classes of the notebook that the handler came from are in no module here.
     return pa.RecordBatch.from_pylist([{"outcome": bytes(cloudpickle.dumps(outcome))}], schema=OUTCOME)  # type: ignore[no-untyped-call]
-
-
-def _unpacked(packed: bytes) -> HandlerJob | ConfigError:
-    try:
-        job: HandlerJob = pickle.loads(packed)
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the modules of the handler raise when they are imported
-        return not_loaded(error)
-    return job
 
 
 def _handle_placed(table: pa.Table, job: HandlerJob, given: Given) -> TaskOutcome:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -25,6 +24,7 @@ from fixtures.fix_places import BOTH, new_place
 from kit.orders import batch, consumer, event, orders
 from kit.paths import ROOT, environment
 from kit.places import DeltaPlace, Place
+from kit.year import alarms
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -167,14 +167,6 @@ def test_alarms_and_dashboard_use_only_metrics_that_there_are() -> None:
     assert [rule["alert"] for rule in RULES] == re.findall(r"^## (Dedup\w+)$", runbook, re.MULTILINE) == list(FAULTS)
 
 
-def promtool() -> str:
-    """The program; Debian's package `prometheus` has it."""
-    found = os.environ.get("DEDUP_TEST_PROMTOOL") or shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not installed (Debian: prometheus), and DEDUP_TEST_PROMTOOL names none")
-    return found
-
-
 def day(fault: str | None) -> dict[str, Any]:
     """A test of promtool's: four hours, at whose end the alarm of this fault is raised, and no other one."""
     series = {**USUAL, **dict([FAULTS[fault]] if fault else [])}
@@ -194,8 +186,7 @@ def day(fault: str | None) -> dict[str, Any]:
 
 def test_each_alarm_is_raised_by_its_own_fault_and_by_nothing_else(tmp_path: Path) -> None:
     """promtool plays a usual day, and a day with each fault."""
-    program = promtool()
-    document = {"rule_files": [str(FOLDER / "alerts.yml")], "evaluation_interval": "1m", "tests": [day(f) for f in (None, *FAULTS)]}
-    (tmp_path / "days.yml").write_text(json.dumps(document))
-    done = subprocess.run([program, "test", "rules", str(tmp_path / "days.yml")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    program = alarms.promtool()
+    if program is None:
+        pytest.skip("promtool is not installed (Debian: prometheus), and DEDUP_TEST_PROMTOOL names none")
+    assert alarms.evaluated([day(fault) for fault in (None, *FAULTS)], tmp_path, program) == ""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from kit.preload import NoCompiler
 from kit.year import __main__ as year
-from kit.year import places
 from kit.year.clock import Clock
-from kit.year.story import DAY, Story
+from kit.year.story import DAY, begun
 
 
 @pytest.fixture(params=["postgres", pytest.param("delta", marks=pytest.mark.delta)])
@@ -39,12 +37,8 @@ WRONG = {31: 400 * DAY, 33: -40 * DAY, 34: 5 * DAY}
 
 def test_a_clock_that_is_wrong_forgets_no_key(tmp_path: Path, kind: str) -> None:
     """The retention is counted in the time of the log: what a host takes for the year after next purges nothing that may come again."""
-    clock = Clock(time.time())
-    clock.set(time.time() - 70 * DAY)
-    with places.place(kind, tmp_path, clock) as place:
-        story = Story(place, clock, tmp_path, days=38, batches=3, seed=1, turn=0.1)
-        with closing(story):
-            for day in range(38):
-                story.wrong_by = WRONG.get(day, 0.0)
-                story.day(day)
-            assert story.topic.repeated > 100 and story.end() == []
+    with begun(kind, tmp_path, days=38, batches=3, turn=0.1) as story:
+        for day in range(38):
+            story.wrong_by = WRONG.get(day, 0.0)
+            story.day(day)
+        assert story.topic.repeated > 100 and story.end() == []

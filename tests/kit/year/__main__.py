@@ -14,43 +14,21 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from kit.year import alarms, faults, places
-from kit.year.clock import Clock
-from kit.year.story import Story
-
-SCHEDULE: Mapping[str, int] = {
-    "DedupUnreadable": 4,
-    "DedupSilent": 6,
-    "DedupLagDoesNotFall": 8,
-    "DedupLettersGrow": 10,
-    "DedupMessagesDead": 12,
-    "DedupMessagesLate": 14,
-    "DedupPublicationLate": 16,
-    "DedupInstancesFight": 18,
-    "DedupCheckpointWentBack": 20,
-    "DedupDamaged": 22,
-    "DedupLetterIsOld": 33,
-    "DedupPurgeBehind": 42,
-}
-"""Fault -> its day, of 45; in a longer time it is later."""
+from kit.year import alarms
+from kit.year.faults import FAULTS
+from kit.year.story import Story, begun
 
 SHORTEST = 45
 
 
 def play(kind: str, folder: Path, *, days: int, batches: int, turn: float, seed: int = 1) -> dict[str, Any]:
     """What there is to tell of a year. Raises RuntimeError where a batch or a command fails."""
-    clock = Clock(time.time())
-    clock.set(time.time() - (days + 31) * 86_400)
-    with places.place(kind, folder, clock) as place:
-        story = Story(place, clock, folder, days=days, batches=batches, seed=seed, turn=turn)
-        with closing(story):
-            _play(story, days, kind)
-            wrong = story.end()
+    with begun(kind, folder, days=days, batches=batches, turn=turn, seed=seed) as story:
+        _play(story, days, kind)
+        wrong = story.end()
     program = alarms.promtool()
     return {
         "wrong": wrong + (alarms.contradictions(story.days, folder, program) if program else []),
@@ -63,21 +41,21 @@ def play(kind: str, folder: Path, *, days: int, batches: int, turn: float, seed:
 
 
 def _play(story: Story, days: int, kind: str) -> None:
-    when = {at * days // SHORTEST: name for name, at in SCHEDULE.items() if kind == "delta" or name != "DedupPublicationLate"}
-    behind = SCHEDULE["DedupPurgeBehind"] * days // SHORTEST
-    old = SCHEDULE["DedupLetterIsOld"] * days // SHORTEST
+    days_of = {name: at * days // SHORTEST for name, (at, _) in FAULTS.items() if kind == "delta" or name != "DedupPublicationLate"}
+    when, behind, old = {day: name for name, day in days_of.items()}, days_of["DedupPurgeBehind"], days_of["DedupLetterIsOld"]
     story.vacation = (old - 7, old)
-    begun = time.monotonic()
+    started = time.monotonic()
     for day in range(days):
         if behind - 4 < day < behind:
             continue  # nobody is there
         if day == behind - 5:
             story.upkeep = False
             story.restart()
-        story.day(day, faults.FAULTS.get(when.get(day, "")))
+        alarm = when.get(day, "")
+        story.day(day, alarm, FAULTS[alarm][1] if alarm else None)
         if day == old - 8:
             story.look_at_letters()
-        print(f"day {day + 1} of {days}, {time.monotonic() - begun:.0f} s {when.get(day, '')}", file=sys.stderr, flush=True)
+        print(f"day {day + 1} of {days}, {time.monotonic() - started:.0f} s {alarm}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 
 from checkpoint.start import End
 from dedup import Consumer, FailurePolicy, Limits, Takeover, decode
-from dedup.core.envelope import ENVELOPE
 from dedup.core.store import Store
 from dedup.outbox import Call, Message
 from dedup.pipeline import upkeep
 from dedup.signals.metrics import Numbers
+from kit.orders import batch, event
 
 ORDER = pa.schema([("id", pa.string()), ("account", pa.string()), ("amount", pa.int64())])
 
@@ -46,23 +46,13 @@ def opened(task: Task, on_step: Callable[[str], None] = lambda name: None) -> St
     return DeltaStore(task["url"], tables=task["tables"], on_step=on_step)
 
 
-def envelope(events: Sequence[Task]) -> pa.Table:
+def delivered(events: Sequence[Task]) -> pa.Table:
     """Events as a source delivers them."""
-    rows = [
-        {
-            "source": "broker",
-            "topic": "orders",
-            "partition": 0,
-            "part": 0,
-            "sequence_number": one["number"],
-            "offset": str(one["number"]),
-            "enqueued_time": dt.datetime.fromtimestamp(one["time"], dt.UTC),
-            "body": json.dumps({name: one[name] for name in ORDER.names}).encode(),
-            "properties": [],
-        }
-        for one in events
-    ]
-    return pa.Table.from_pylist(rows, schema=ENVELOPE)
+    return batch(*(event(one["number"], body=_body(one), enqueued_time=dt.datetime.fromtimestamp(one["time"], dt.UTC)) for one in events))
+
+
+def _body(one: Task) -> bytes:
+    return json.dumps({name: one[name] for name in ORDER.names}).encode()
 
 
 class Player:
@@ -70,7 +60,7 @@ class Player:
 
     def __init__(self, task: Task) -> None:
         self._hide: list[str] = []
-        self._slow, self._deaf = 0.0, False
+        self._slow = 0.0
         self._received = Path(task["received"])
         limits = Limits(retention=RETENTION, upkeep=task["upkeep"])
         self._consumer = Consumer(
@@ -111,11 +101,11 @@ class Player:
             file.write("".join(body + "\n" for body in bodies))
 
     def batch(self, line: Task) -> Task:
-        """Handle one batch; the seconds it took, on the clock and of this process."""
+        """Handle one batch; the seconds it took."""
         self._slow, self._hide = line["slow"], list(line["hide"])
-        rows, begun, worked = envelope(line["events"]), time.monotonic(), time.thread_time()
+        rows, begun = delivered(line["events"]), time.monotonic()
         self._consumer(rows, line["batch"])
-        return {"seconds": time.monotonic() - begun - self._slow, "worked": time.thread_time() - worked}
+        return {"seconds": time.monotonic() - begun - self._slow}
 
     def rest(self, line: Task) -> Task:
         """Have one turn of the upkeep, from its begin to its end: in the hours until the next batch there would be many."""

@@ -17,20 +17,17 @@ def unreadable(story: Story, day: Day, now: int) -> None:
     with story.place.away():
         _watch(story, day, now, 10)
     _watch(story, day, now + 10, 2)
-    day.faults = {"DedupUnreadable"}
 
 
 def silent(story: Story, day: Day, now: int) -> None:
     """The job stands for forty minutes."""
     story.restart()
     _watch(story, day, now, 45)
-    day.faults = {"DedupSilent"}
 
 
 def lag(story: Story, day: Day, now: int) -> None:
     """More comes than the job can do, for forty minutes."""
     _batches(story, day, now, 40, behind=lambda minute: 11_000 + 1_000 * minute)
-    day.faults = {"DedupLagDoesNotFall"}
 
 
 def letters_grow(story: Story, day: Day, now: int) -> None:
@@ -41,14 +38,12 @@ def letters_grow(story: Story, day: Day, now: int) -> None:
     story.play(rejected=150)
     _watch(story, day, now + 60, 10)
     story.look_at_letters()
-    day.faults = {"DedupLettersGrow"}
 
 
 def letter_is_old(story: Story, day: Day, now: int) -> None:
     """Nobody has looked for more than a week."""
     _watch(story, day, now, 2)
     story.look_at_letters()
-    day.faults = {"DedupLetterIsOld"}
 
 
 def messages_dead(story: Story, day: Day, now: int) -> None:
@@ -59,7 +54,6 @@ def messages_dead(story: Story, day: Day, now: int) -> None:
     dead = json.loads(story.tell("outbox", "list", "shop", "--state", "DEAD", "--json"))
     story.tell("outbox", "discard", "shop", *(str(one["number"]) for one in dead), "--reason", "nobody wants it", "--yes")
     _watch(story, day, now + 3, 2)
-    day.faults = {"DedupMessagesDead"}
 
 
 def messages_late(story: Story, day: Day, now: int) -> None:
@@ -70,7 +64,6 @@ def messages_late(story: Story, day: Day, now: int) -> None:
     story.sends = True
     story.restart()
     _batches(story, day, now + 30, 1)
-    day.faults = {"DedupMessagesLate"}
 
 
 def publication_late(story: Story, day: Day, now: int) -> None:
@@ -85,7 +78,6 @@ def publication_late(story: Story, day: Day, now: int) -> None:
     story.on_failure = later
     story.play(hide=[sink], fails=True)
     _watch(story, day, now + 25, 2)
-    day.faults = {"DedupPublicationLate"}
 
 
 def went_back(story: Story, day: Day, now: int) -> None:
@@ -95,7 +87,6 @@ def went_back(story: Story, day: Day, now: int) -> None:
     story.topic.begin_again()
     story.tell("consumer", "accept-incarnation", "shop", "--source", "broker", "--topic", "orders", "--reason", "re-created", "--yes")
     _batches(story, day, now, 5)
-    day.faults = {"DedupCheckpointWentBack"}
 
 
 def fight(story: Story, day: Day, now: int) -> None:
@@ -108,7 +99,6 @@ def fight(story: Story, day: Day, now: int) -> None:
         story.read(day, minute)
         if old is not None:
             old.kill()
-    day.faults = {"DedupInstancesFight"}
 
 
 def damaged(story: Story, day: Day, now: int) -> None:
@@ -119,7 +109,6 @@ def damaged(story: Story, day: Day, now: int) -> None:
     _watch(story, day, now, 10)
     story.tell("consumer", "accept-gap", "shop", "--reason", "too late", "--yes")
     _batches(story, day, now + 10, 2)
-    day.faults = {"DedupDamaged"}
 
 
 def purge_behind(story: Story, day: Day, now: int) -> None:
@@ -128,24 +117,23 @@ def purge_behind(story: Story, day: Day, now: int) -> None:
     story.upkeep = True
     story.restart()
     _batches(story, day, now + 10, 5)
-    day.faults = {"DedupPurgeBehind"}
 
 
-FAULTS: Mapping[str, Fault] = {
-    "DedupUnreadable": unreadable,
-    "DedupSilent": silent,
-    "DedupLagDoesNotFall": lag,
-    "DedupLettersGrow": letters_grow,
-    "DedupLetterIsOld": letter_is_old,
-    "DedupMessagesDead": messages_dead,
-    "DedupMessagesLate": messages_late,
-    "DedupPublicationLate": publication_late,
-    "DedupPurgeBehind": purge_behind,
-    "DedupCheckpointWentBack": went_back,
-    "DedupInstancesFight": fight,
-    "DedupDamaged": damaged,
+FAULTS: Mapping[str, tuple[int, Fault]] = {
+    "DedupUnreadable": (4, unreadable),
+    "DedupSilent": (6, silent),
+    "DedupLagDoesNotFall": (8, lag),
+    "DedupLettersGrow": (10, letters_grow),
+    "DedupMessagesDead": (12, messages_dead),
+    "DedupMessagesLate": (14, messages_late),
+    "DedupPublicationLate": (16, publication_late),
+    "DedupInstancesFight": (18, fight),
+    "DedupCheckpointWentBack": (20, went_back),
+    "DedupDamaged": (22, damaged),
+    "DedupLetterIsOld": (33, letter_is_old),
+    "DedupPurgeBehind": (42, purge_behind),
 }
-"""Alarm -> what raises it, at the end of a day."""
+"""Alarm -> its day of 45, which is later in a longer time, and what raises it at the end of that day."""
 
 
 def _watch(story: Story, day: Day, now: int, minutes: int) -> None:

@@ -9,13 +9,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kit.paths import environment
+from kit.year import places
 from kit.year.alarms import Day
 from kit.year.clock import Clock
 from kit.year.places import Place
@@ -23,6 +24,9 @@ from kit.year.topic import Topic
 
 DAY = 86_400.0
 MINUTE = 60.0
+BEFORE = 30
+"""Days from the end of the story until now: files that are written meanwhile are from its future."""
+
 EVERY = 5
 """Minutes between two batches of a day."""
 
@@ -106,6 +110,18 @@ class Taken:
         }
 
 
+@contextmanager
+def begun(kind: str, folder: Path, *, days: int, batches: int, turn: float, seed: int = 1) -> Iterator[Story]:
+    """A new story on a new place, whose time is that before its first day. Raises NoCompiler."""
+    clock = Clock(time.time() - (days + BEFORE + 1) * DAY)
+    with places.place(kind, folder, clock) as place:
+        story = Story(place, clock, folder, days=days, batches=batches, seed=seed, turn=turn)
+        try:
+            yield story
+        finally:
+            story.close()
+
+
 class Story:
     """One consumer through its year.
 
@@ -124,7 +140,7 @@ class Story:
         self.upkeep, self.sends, self._batch = True, True, 0
         self.received = folder / "received"
         self.received.touch()
-        self._begin = float(int((time.time() - (days + 30) * DAY) / DAY) * DAY)
+        self._begin = float(int((time.time() - (days + BEFORE) * DAY) / DAY) * DAY)
         self.player: Process | None = None
         self.reader = self._process("reader")
         self.deaths = 0
@@ -193,9 +209,9 @@ class Story:
             raise RuntimeError(f"{' '.join(words)}: {done.stderr}{done.stdout}")
         return done.stdout
 
-    def day(self, number: int, fault: Callable[[Story, Day, int], None] | None = None) -> None:
-        """The batches of a day from eight o'clock on, then its fault, then the chores."""
-        day = Day(number, self._begin + number * DAY + 8 * 3600)
+    def day(self, number: int, alarm: str = "", fault: Callable[[Story, Day, int], None] | None = None) -> None:
+        """The batches of a day from eight o'clock on, then the fault that raises this alarm, then the chores."""
+        day = Day(number, self._begin + number * DAY + 8 * 3600, alarm=alarm)
         self.days.append(day)
         for place in range(self.batches):
             self.minute(day, place * EVERY)
