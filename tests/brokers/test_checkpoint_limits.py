@@ -140,6 +140,7 @@ def test_a_call_to_a_server_that_hangs_ends(kind: str, postgres: str, wire: Prox
     store.close()
 
 
+@pytest.mark.full
 def test_a_first_call_to_a_server_that_hangs_ends(kind: str, postgres: str, wire: Proxy) -> None:
     """The look at the tables' version has the same limit."""
     store = opened(kind, behind(postgres, wire))
@@ -149,6 +150,7 @@ def test_a_first_call_to_a_server_that_hangs_ends(kind: str, postgres: str, wire
     store.close()
 
 
+@pytest.mark.full
 def test_calls_that_wait_for_another_one_have_the_same_limit(kind: str, postgres: str, wire: Proxy) -> None:
     """Four calls at once to a server that hangs all end; none of them waits for the limits of those before it."""
 

@@ -272,6 +272,7 @@ def test_two_processors_share_eight_partitions_and_one_takes_over_when_the_other
     assert {f"{partition} {number}" for partition in PARTITIONS for number in range(5, 10)} <= set(seen)
 
 
+@pytest.mark.full
 def test_on_any_hub_the_survivor_reads_to_every_end(any_hub: AnyHub, postgres: str) -> None:
     """The same with ours on the double and, where one is named, on the real service: halves, one dies, all partitions to what was sent."""
     many = len(any_hub.begin)

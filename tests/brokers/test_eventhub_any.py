@@ -21,6 +21,7 @@ def bodies(count: int) -> list[bytes]:
     return [f"{time.time_ns()} {number}".encode() for number in range(count)]
 
 
+@pytest.mark.full
 def test_what_was_sent_is_read_by_position(any_hub: AnyHub) -> None:
     """Bounded, in order, whole; and once more as an Arrow table by the log reader."""
     sent, first = bodies(25), any_hub.begin[0]
@@ -32,6 +33,7 @@ def test_what_was_sent_is_read_by_position(any_hub: AnyHub) -> None:
     assert (span.end, span.newest is not None) == (first + 25, True)
 
 
+@pytest.mark.full
 def test_links_stay_open_from_range_to_range(any_hub: AnyHub) -> None:
     """Events that come later are read over the same link."""
     connection, first = Connection.of(any_hub.connection), any_hub.begin[1]
@@ -46,6 +48,7 @@ def test_links_stay_open_from_range_to_range(any_hub: AnyHub) -> None:
     reader.close()
 
 
+@pytest.mark.full
 def test_a_stream_goes_from_offset_to_offset(any_hub: AnyHub) -> None:
     """From the end, by sequence number and by time, as Spark asks it."""
     began = dt.datetime.now(dt.UTC)
@@ -66,6 +69,7 @@ def test_a_stream_goes_from_offset_to_offset(any_hub: AnyHub) -> None:
     assert late["partitions"]["0"] <= any_hub.begin[0] + 12
 
 
+@pytest.mark.full
 def test_the_newcomer_takes_the_partition(any_hub: AnyHub) -> None:
     """Owner levels, as the service has them: the reader that was there is told."""
     connection, first = Connection.of(any_hub.connection), any_hub.begin[0]
@@ -79,6 +83,7 @@ def test_the_newcomer_takes_the_partition(any_hub: AnyHub) -> None:
     new.close()
 
 
+@pytest.mark.full
 def test_what_is_not_there_is_told(any_hub: AnyHub) -> None:
     """A hub, and a consumer group."""
     for lost in (Connection.of(any_hub.connection, "no-such-hub-here"), Connection.of(any_hub.connection, group="no-such-group")):

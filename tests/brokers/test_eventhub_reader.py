@@ -139,6 +139,7 @@ def test_a_new_hub_of_the_same_name_is_refused(eventhubs: Double, connection: Co
         read(connection, 40, 49)
 
 
+@pytest.mark.full
 def test_a_hub_that_is_created_anew_while_it_is_read_is_refused(eventhubs: Double, connection: Connection) -> None:
     """Where the link breaks and opens again, as many events of the new hub as the old one had are not taken for the old ones."""
     eventhubs.fill(connection.hub, 0, 600, size=300)

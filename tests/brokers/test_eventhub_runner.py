@@ -202,6 +202,7 @@ def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
     sent.check(place)
 
 
+@pytest.mark.full
 def test_the_store_may_be_away_for_a_while(place: Place, sent: Orders) -> None:
     """No connection to PostgreSQL: batches are tried again for max_outage seconds, nothing is parked, nothing is lost."""
     parts = conninfo_to_dict(place.url)
@@ -225,6 +226,7 @@ def _end_sessions(place: Any) -> None:
     place.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()")
 
 
+@pytest.mark.full
 def test_a_gap_that_retention_left_is_an_error_until_a_person_accepts_it(place: Place, sent: Orders) -> None:
     """Events below the checkpoint's next one are gone: the process stops, naming them; accepted, it goes on, and a new gap is an error."""
     sent.send(100)
@@ -372,6 +374,7 @@ def test_a_hub_that_was_created_again_is_refused(place: Place, sent: Orders) -> 
     assert isinstance(Running(consumer, sent).ends_with(), IncarnationChanged)
 
 
+@pytest.mark.full
 def test_a_hub_that_is_created_again_while_the_process_runs_is_refused(place: Place, sent: Orders) -> None:
     """The client opens its link again by itself: events of the new hub do not pass for those that come next in the old one."""
     sent.send(50)
@@ -450,6 +453,7 @@ def test_latest_begins_behind_what_is_there(place: Place, sent: Orders) -> None:
     assert ids(place.read()) == ["new"]
 
 
+@pytest.mark.full
 def test_a_time_to_begin_at_is_included(place: Place, sent: Orders) -> None:
     """An event of exactly that millisecond is read, as with Spark's startingTime; one of the millisecond before is not."""
     begin = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -464,6 +468,7 @@ def test_a_time_to_begin_at_is_included(place: Place, sent: Orders) -> None:
     assert next(r["first"] for b in batches for r in b["seen"]) == 1 and sum(b["delivered"] for b in batches) == 3
 
 
+@pytest.mark.full
 def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while a quiet partition's link is down is read, and so is what a partition held before it was seen to be there."""
     monkeypatch.setattr(runner, "LOOK_SECONDS", 0.3)
@@ -514,6 +519,7 @@ def test_a_consumer_without_positions_is_refused(place: Place) -> None:
         asyncio.run(run_async(consumer, "Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=a;EntityPath=x"))
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_on_delta_processes_agree_through_files_beside_the_ledger(delta: Place, sent: Orders) -> None:
     """Without any other service two runners in one folder share the partitions, and every event has one outcome."""
@@ -574,6 +580,7 @@ def test_resume_positions_are_sequence_numbers_and_zero_counts(place: Place, sen
         asyncio.run(leases.update_checkpoint(found))
 
 
+@pytest.mark.full
 def test_a_newer_epoch_ends_an_idle_process(place: Place, sent: Orders) -> None:
     """A process without events learns at its next batch that a query has taken over."""
     sent.send(20)
@@ -615,6 +622,7 @@ def test_any_checkpoint_store_may_share_out_the_partitions(place: Place, sent: O
     assert any("/ownership/" in name for name in names) and not any("/checkpoint/" in name for name in names)
 
 
+@pytest.mark.full
 def test_on_any_hub_two_processes_share_the_events(any_hub: Any, place: Place) -> None:
     """The double, or the real service where one is named: everything that was sent since the start is there once."""
     mine, begun = uuid.uuid4().hex, dt.datetime.now(dt.UTC) - dt.timedelta(minutes=1)

@@ -143,6 +143,7 @@ def test_starts_that_are_not_there_are_refused(eventhubs: Double, hub: str) -> N
             Stream(made(eventhubs, hub, startingPositions=json.dumps({hub: start})))
 
 
+@pytest.mark.full
 def test_retention_that_overtakes_a_stream_is_named(eventhubs: Double, hub: str, caplog: pytest.LogCaptureFixture) -> None:
     """The positions lost; with failOnDataLoss=false they are logged, and the rest is read."""
     eventhubs.fill(hub, 0, 10)

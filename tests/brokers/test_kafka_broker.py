@@ -71,6 +71,7 @@ def test_a_broker_that_is_away_is_told_as_such() -> None:
             ask()
 
 
+@pytest.mark.full
 def test_event_hubs_login_is_accepted_by_a_real_broker(kafka: kafka_server.Broker) -> None:
     """The client that a connection string makes logs in as Event Hubs asks for it; another password is refused."""
     assert dk.EventHubs.connection_string(kafka.connection_string).broker().cluster_id() == dk.Broker(kafka.servers).cluster_id()

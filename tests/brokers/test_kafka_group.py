@@ -193,6 +193,7 @@ def test_a_position_that_the_broker_does_not_tell_now_is_asked_for_again(topic: 
         mirror(kafka.Broker(topic.servers, timeout=0.5), group, {(topic.name, 0): 1})
 
 
+@pytest.mark.full
 def test_a_mirror_goes_on_through_an_outage_of_the_broker(
     kafka: kafka_server.Broker, topic: Topic, group: str, caplog: pytest.LogCaptureFixture
 ) -> None:

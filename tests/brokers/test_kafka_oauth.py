@@ -41,6 +41,7 @@ def test_the_client_logs_in_with_a_token(kafka: kafka_server.Broker, topic: Topi
     assert tokens.asked and all(asked == wanted for asked in tokens.asked)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("wrong", ["secret", pytest.param("audience", marks=pytest.mark.full)])
 def test_a_wrong_secret_or_token_is_refused(kafka: kafka_server.Broker, tokens: TokenServer, wrong: str) -> None:
     """By the endpoint, or by the broker, which looks into the token; nothing secret is in the error."""

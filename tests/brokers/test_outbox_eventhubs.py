@@ -68,6 +68,7 @@ def test_a_hub_that_is_not_there_holds_back_no_other(eventhubs: Double, new_hub:
     assert sorted(e["id"] for events in eventhubs.kept(hub, 2) for e in events) == sorted(m.id for m in todo if m.topic == hub)
 
 
+@pytest.mark.full
 def test_a_hub_that_took_some_counts_no_attempt_of_the_others(eventhubs: Double, new_hub: MakeHub) -> None:
     """The service goes away between two partitions: what it has taken is sent, the rest is as if it had not been tried."""
     hub, out = new_hub(partitions=4), destination(eventhubs, retry_total=0)
@@ -146,6 +147,7 @@ def test_any_bytes_are_a_key(eventhubs: Double, new_hub: MakeHub) -> None:
     assert sum(e["key"] is None for events in eventhubs.kept(hub, 4) for e in events) == 3
 
 
+@pytest.mark.full
 def test_a_hub_that_has_grown_is_seen_after_a_while(eventhubs: Double, new_hub: MakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """New partitions get keys once the dispatcher has looked again, as they do from the service itself."""
     hub, out = new_hub(partitions=1), destination(eventhubs)

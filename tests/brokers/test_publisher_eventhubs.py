@@ -54,6 +54,7 @@ def test_a_lost_answer_is_one_event_at_the_consumer(postgres: str, eventhubs: An
     assert_ordered(bodies)
 
 
+@pytest.mark.full
 def test_a_resend_is_the_same_event(postgres: str, eventhubs: Any, hub: str) -> None:
     """Same bytes, partition, ids and properties, by another process's publisher as well; only the position differs."""
     sent = OutgoingEvent(
@@ -71,6 +72,7 @@ def test_a_resend_is_the_same_event(postgres: str, eventhubs: Any, hub: str) -> 
     assert consumed(postgres, eventhubs, hub) == (["x"], [])
 
 
+@pytest.mark.full
 def test_a_group_that_has_sent_billions_of_events_goes_on(postgres: str, eventhubs: Any, hub: str) -> None:
     """Its number and large numbers of users need 64 bits on the wire; a reader has them as they were given."""
     with publisher(postgres, eventhubs, hub) as one:
@@ -183,6 +185,7 @@ def test_settings_that_cannot_work_are_refused(postgres: str, eventhubs: Any, hu
     assert "s3cret" not in repr(publisher("host=127.0.0.1 password=s3cret", eventhubs, hub))
 
 
+@pytest.mark.full
 def test_lost_ids_and_repeats_on_any_hub(postgres: str, any_hub: AnyHub) -> None:
     """On the double and, where DEDUP_TEST_EVENTHUBS names a hub, on the service: two publishers without common state, one event."""
     id = f"test-{time.time_ns()}"

@@ -84,7 +84,7 @@ FILTERS = {
 """Options -> letters that match."""
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize("command", of_which(2, ["list", "discard", "group", "export"]))
 def test_every_filter_means_the_same_for_each_command(command: str, place: Place, dedup: Run, tmp_path: Path) -> None:
     """A filter that is given must match, whatever the command does with the letters."""

@@ -54,6 +54,7 @@ def place(tmp_path: Path) -> DeltaPlace:
     return made
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_a_name_that_the_store_does_not_know_is_refused(place: DeltaPlace, dedup: Run, tmp_path: Path) -> None:
     """Exit code 2, nothing on standard output, and the names that there are; with --yes as without it."""

@@ -93,6 +93,7 @@ def text(url: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.full
 def test_metrics_are_served_until_the_process_is_stopped(tmp_path: Path) -> None:
     """Each request reads the store anew; SIGTERM ends the process with code 0."""
     place = DeltaPlace(tmp_path)

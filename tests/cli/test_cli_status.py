@@ -69,6 +69,7 @@ def test_a_limit_that_is_exceeded_is_a_warning_with_its_command_and_exit_code_1(
     assert "shop: nothing was committed since" in out and "Run `dedup consumer show shop`." in out
 
 
+@pytest.mark.full
 def test_a_process_that_was_killed_is_stopped_and_one_that_lives_is_not(place: Place) -> None:
     """The process of this host that holds the epoch is looked for by number and start; on PostgreSQL its session tells, too."""
     store = place.store()
@@ -159,6 +160,7 @@ def test_a_broker_that_nobody_reads_is_an_error() -> None:
         require_source([replace(at(), head=head)], "kafka-us")
 
 
+@pytest.mark.full
 def test_the_last_commit_is_that_of_the_last_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many decisions about letters came after it."""
     monkeypatch.setattr(standing, "NEWEST", 2)

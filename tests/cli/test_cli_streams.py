@@ -31,12 +31,14 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.full
 def test_a_closed_standard_output_changes_no_exit_code(store: str) -> None:
     """A scheduler that closes standard output gets the exit code of the command, and no stack trace."""
     done = shell(f"{PROGRAM} status --store {store} >&-")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("path", "code"), of_which(1, [("/absent", 2), ("", 0)]))
 def test_a_closed_standard_error_changes_no_exit_code(path: str, code: int, store: str) -> None:
     """A daemon without standard error gets the exit code of the command."""

@@ -24,6 +24,7 @@ from dedup.cli import show
 from dedup.core.messages import Chosen, State
 from dedup.demo import main
 from dedup.demo.audit import Audit
+from fixtures.variants import of_which
 from kit.orders import batch, event
 from kit.outgoing import Receiver, dispatcher, publisher
 from kit.people import BODY
@@ -88,7 +89,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {line: f"{line.format(letter=letter, message=message)} --store {url}" for line in LINES}
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", of_which(9, LINES))
 def test_a_pipe_gets_plain_whole_tables(line: str, lines: dict[str, str], dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """No control codes, a header in one line without an empty name, and one line per row, however narrow the terminal beside it is."""
     monkeypatch.setenv("COLUMNS", "40")
@@ -105,7 +106,7 @@ def test_a_pipe_gets_plain_whole_tables(line: str, lines: dict[str, str], dedup:
             assert len(starts) > 1
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", of_which(9, LINES))
 def test_a_terminal_of_80_columns_is_enough(line: str, lines: dict[str, str], dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """No line is broken by the terminal: a table that is too wide becomes a block per row, and nothing of a value is left out."""
     monkeypatch.setenv("COLUMNS", "80")

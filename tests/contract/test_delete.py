@@ -244,8 +244,8 @@ class Slow(Stopped):
             self.error = error
 
 
+@pytest.mark.full
 @MANY_DEATHS
-@pytest.mark.fast_on("postgres")
 def test_who_deletes_slowly_touches_nothing_of_a_new_consumer(place: Place) -> None:
     """Stopped at any step of its own, while another call ends the deletion and a new consumer begins: that one is whole afterwards."""
     used(place)

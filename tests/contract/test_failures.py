@@ -168,6 +168,7 @@ def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> Non
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", ["fails again", "passes"])
 def test_followers_are_run_beside_a_longer_sequence(place: Place, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another sequence of the page has more letters than one look takes: those behind a letter that passed have their turn as well."""

@@ -120,7 +120,7 @@ def said(dice: random.Random, count: int, newer: bool, gone: bool) -> list[Row]:
     return rows
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("newer", "of_events"),
     of_which(2, [(True, True), (False, False), (True, False), (False, True)]),

@@ -111,6 +111,7 @@ def test_a_look_changes_nothing(place: Place) -> None:
     assert letters(place.store()) == before
 
 
+@pytest.mark.full
 def test_twice_is_once(place: Place) -> None:
     """The second call finds nothing of the key, and the record of the first one stays as it is."""
     parked(place)
@@ -165,6 +166,7 @@ def test_its_discard_can_still_release_the_key(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_reprocessed_letter_is_forgotten_with_what_its_edits_replaced(place: Place) -> None:
     """The body and the key of before an edit are in the history; the letter is found by the key of before, too."""
     store = place.store()
@@ -177,6 +179,7 @@ def test_a_reprocessed_letter_is_forgotten_with_what_its_edits_replaced(place: P
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_letter_whose_edited_body_has_another_key_is_found_by_the_first_one(place: Place) -> None:
     """It failed again under its new key, which is all that it shows: its history has the hash of the first one, and the first body."""
     store = place.store()
@@ -235,6 +238,7 @@ def test_a_letter_without_a_key_is_named_by_its_id(place: Place) -> None:
     assert places_with(place, SECRET) == []
 
 
+@pytest.mark.full
 def test_messages_of_the_key_are_erased_once_they_have_left(place: Place) -> None:
     """Those that letters sent and those whose ids were made of the key, whatever others lie beside them; before that it is refused."""
     store = place.store()

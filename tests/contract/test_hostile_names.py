@@ -80,7 +80,7 @@ def hostile_consumer(store: Store, name: str, query: str = "q") -> Any:
     return made
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @PATIENT
 @given(name=NAMES, topic=NAMES, source=NAMES, key=NAMES, headers=VALUES)
 @example(name="𠮷野家", topic="\U0003ffff", source="𠮷", key="𠮷\U0010ffff", headers={"𠮷": "𠮷".encode()})
@@ -151,6 +151,7 @@ def tables_of(dsn: str) -> set[tuple[str, str]]:
     return set(run(dsn, "select schemaname, tablename from pg_tables where schemaname not in ('pg_catalog', 'information_schema')"))
 
 
+@pytest.mark.full
 @PATIENT
 @example(schema="line\nbreak\ttab\r\v\x85")
 @given(schema=NAMES)

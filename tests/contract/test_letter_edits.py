@@ -68,7 +68,7 @@ def test_an_edited_letter_that_fails_again_holds_all_its_keys(place: Place) -> N
     assert_proven(store)
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 @pytest.mark.parametrize("parked", ["its own", "none"])
 def test_an_edited_letter_that_has_to_wait_holds_its_new_key(place: Place, parked: str) -> None:
     """Behind one that fails again it is not run: the key of its new body is its own, it holds it, and its event has its effect later."""
@@ -89,6 +89,7 @@ def test_an_edited_letter_that_has_to_wait_holds_its_new_key(place: Place, parke
     assert_proven(store)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moved", [b'{"id": "t", "amount": -7}', b'{"id": null, "amount": -7}'])
 def test_a_letter_that_an_edit_moves_goes_on_to_block_its_sequence(place: Place, moved: bytes) -> None:
     """Letters keep the order that they came in with: what waits behind one that fails again is not run, whatever its new body says."""

@@ -227,7 +227,7 @@ def test_the_key_of_a_replaced_body_comes_in_where_that_is_asked_for(place: Plac
 HEADERS = [{"key": "other", "value": b"y"}, {"key": "message-id", "value": b"m" * 300}]
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("settings", "one"),
     [

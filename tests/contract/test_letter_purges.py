@@ -77,6 +77,7 @@ def test_an_original_is_no_conflict_with_the_body_that_repaired_it(place: Place)
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_release_after_a_purge_frees_every_key_once(place: Place) -> None:
     """Whatever came before it is a duplicate, so the release frees no key under which another event had its effect."""
     run = failing(place.store())
@@ -93,6 +94,7 @@ def test_a_release_after_a_purge_frees_every_key_once(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_an_edit_back_after_a_purge_takes_a_key_that_nobody_else_has(place: Place) -> None:
     """An event that came meanwhile is a duplicate: the letter has the only effect under the key."""
     run = failing(place.store())

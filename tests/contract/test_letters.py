@@ -140,7 +140,7 @@ def test_an_edited_body_is_there_exactly_and_the_original_is_kept(place: Place) 
     assert_proven(store)
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["REJECTED", "UNDECODABLE"])
 def test_a_body_that_is_decoded_as_json_stays_json(place: Place, kind: str) -> None:
     """An edit to a body that does not parse is refused with the reason and the place; JSON is taken, and any bytes if they are accepted."""

@@ -247,6 +247,7 @@ def test_purge_deletes_what_was_sent(place: Place) -> None:
     assert dispatcher(place, receiver).once().sent == 3
 
 
+@pytest.mark.full
 def test_messages_are_sent_after_all_earlier_ones_were_purged(place: Place) -> None:
     """By a dispatcher that runs on, and by one that begins then: nothing of what was purged is needed for the next turn."""
     running, receiver = dispatcher(place, Receiver()), Receiver()

@@ -115,7 +115,7 @@ def test_a_turn_of_single_messages_ends_with_so_many_bytes(place: Place, monkeyp
     assert [m.body for m in receiver.got] == rows["body"].to_pylist()[1:]
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 @pytest.mark.parametrize("daemon", [False, True])
 def test_a_topic_that_takes_nothing_holds_back_no_other(place: Place, daemon: bool) -> None:
     """More than a turn waits for a topic that is not there: what came later for another one is sent, and all of it once it is there."""

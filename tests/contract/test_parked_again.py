@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from dedup import DeadLetters, Selection, reprocess
 from dedup.verify import verify
@@ -24,6 +25,7 @@ def held(place: Place) -> list[tuple[str, bool]]:
     return [(row["status"], row["holds_key"]) for row in sorted(letters(place.store()), key=lambda row: row["first_failed_at"])]
 
 
+@pytest.mark.full
 def test_a_message_without_position_is_a_letter_again_after_its_key_was_released(place: Place) -> None:
     """Discarded with its key released, it comes again and fails again: a second letter holds the key, and the message is not lost."""
     run = consumer(place.store(), positions=None)
@@ -37,6 +39,7 @@ def test_a_message_without_position_is_a_letter_again_after_its_key_was_released
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_letter_that_another_store_settled_is_open_again_where_its_event_fails(place: Place, tmp_path: Path) -> None:
     """The import brought it before the stream came to its position: the event is not lost, and who looks at the letter sees why."""
     store, file, told = place.store(), tmp_path / "letters.jsonl", []
@@ -98,6 +101,7 @@ def test_a_letter_without_a_key_is_left_as_it_was_settled(place: Place, tmp_path
     assert_proven(other)
 
 
+@pytest.mark.full
 def test_a_letter_that_was_erased_and_is_open_again_keeps_its_event(place: Place, tmp_path: Path) -> None:
     """The event came once more and waits for somebody: what takes erased contents out of files leaves it."""
     store, file = place.store(), tmp_path / "letters.jsonl"

@@ -39,7 +39,7 @@ def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("other", "settings"),
     [

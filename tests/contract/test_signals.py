@@ -240,6 +240,7 @@ def test_it_uses_the_sdk_that_the_program_sets_up() -> None:
     assert "messaging.client.consumed.messages shop\n" in done.stdout and "before" not in done.stdout, done.stderr
 
 
+@pytest.mark.full
 def test_without_the_extra_it_is_one_sentence() -> None:
     """Importing needs no OpenTelemetry; using it says what to install."""
     absent = "import sys; sys.modules['opentelemetry'] = None; from dedup import signals; print('imported'); "

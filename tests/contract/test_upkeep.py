@@ -64,6 +64,7 @@ def test_a_consumer_that_stopped_keeps_what_its_log_may_repeat(aged: Place) -> N
     assert ids(aged.read()) == ["a"]
 
 
+@pytest.mark.full
 def test_messages_that_were_sent_long_ago_go(place: Place) -> None:
     """Of all consumers; those that wait stay."""
     publisher(place.store())(batch(*orders(range(4))), 0)

@@ -35,6 +35,7 @@ def facts(report: Any) -> Any:
     return report.ok, report.counts, [dataclasses.astuple(p) for p in report.partitions]
 
 
+@pytest.mark.full
 def test_a_proof_is_gone_on_from(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a proof only what was decided since is read, through a file, and the answer is that of checking everything."""
     fill(place)

@@ -109,6 +109,7 @@ def server() -> Iterator[pg_server.Server]:
         pytest.skip(str(missing))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["postgres", pytest.param("postgres_aio", marks=pytest.mark.full)])
 def test_an_outage_of_the_store_ends_no_receiving(kind: str, server: pg_server.Server, eventhubs: Double, new_hub: MakeHub) -> None:
     """The server stops, so that no checkpoint and no partition can be written; once it is back every partition goes on to its end."""

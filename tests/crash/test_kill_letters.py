@@ -367,7 +367,7 @@ def test_of_two_queries_in_one_process_only_the_guilty_one_parks(place: Place, n
     assert effects(place, "guilty") == [0, 1, 3]
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """While the stream parks and waits, two processes reprocess, one of them killed again and again: nothing twice, nothing overtaken."""
     prepare_place(place)

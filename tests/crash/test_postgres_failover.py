@@ -88,6 +88,7 @@ def become_standby(server: pg_server.Server) -> None:
     server.start()
 
 
+@pytest.mark.full
 def test_a_server_that_only_reads_until_it_is_promoted_is_waited_for(server: pg_server.Server, place: PostgresPlace) -> None:
     """A failover leads to the standby before it is promoted: the running job and a new one try their batch until it is, and say why."""
     run = consumer(place.store(), max_outage=60.0)
@@ -103,6 +104,7 @@ def test_a_server_that_only_reads_until_it_is_promoted_is_waited_for(server: pg_
     check(place, 3)
 
 
+@pytest.mark.full
 def test_a_session_that_may_write_again_takes_the_place_of_one_that_may_not(place: PostgresPlace) -> None:
     """Sessions keep what the role said when they began: one that only reads is not kept."""
     read_only = "ALTER ROLE postgres SET default_transaction_read_only = "
@@ -116,6 +118,7 @@ def test_a_session_that_may_write_again_takes_the_place_of_one_that_may_not(plac
     check(place, 1)
 
 
+@pytest.mark.full
 def test_a_failover_between_two_chunks_of_a_batch_runs_the_whole_batch_again(server: pg_server.Server, place: PostgresPlace) -> None:
     """The chunk that the older copy does not know is not left behind the checkpoint of the next one."""
     fail_over: list[Callable[[], None]] = []
@@ -154,6 +157,7 @@ def test_a_failover_after_the_guard_and_before_the_transaction_is_noticed(
     check(place, 1)
 
 
+@pytest.mark.full
 def test_a_runner_reads_again_what_the_older_copy_does_not_know(server: pg_server.Server, place: PostgresPlace) -> None:
     """Its partition counts as lost, so it is claimed again and read from the checkpoint: nothing lies behind it undone."""
     partition = Partition("broker", "orders", 0)

@@ -112,6 +112,7 @@ def test_two_processes_with_the_same_ids_and_other_bodies(start: Start, postgres
     assert sorted(map(int, kept(eventhubs, hub))) == list(range(100))
 
 
+@pytest.mark.full
 def test_a_stopped_publisher_that_wakes_up_sends_nothing(start: Start, postgres: str, eventhubs: Any, hub: str) -> None:
     """SIGSTOP between storing and sending, another one takes over and sends what was stored, SIGCONT: Fenced, and the hub is as it was."""
     child = start(first=0, last=10, at="send", signal="SIGSTOP")
@@ -128,6 +129,7 @@ def test_a_stopped_publisher_that_wakes_up_sends_nothing(start: Start, postgres:
     assert_once_in_order(consumed(postgres, eventhubs, hub)[0], 20)
 
 
+@pytest.mark.full
 def test_an_id_of_a_killed_publisher_is_sent_by_who_asks_for_it(start: Start, postgres: str, eventhubs: Any, hub: str) -> None:
     """Killed with its events stored and not sent: another group that publishes one of the ids sends all of them, in their order."""
     child = start(first=0, last=10, group="east", at="send", signal="SIGKILL")

@@ -99,7 +99,7 @@ def test_three_processes_that_are_killed_while_they_balance(place: Place, start:
     sent.check(place)
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothing(
     place: Place, start: Start, sent: Orders, tmp_path: Path
 ) -> None:
@@ -132,7 +132,7 @@ def test_sigterm_finishes_the_batch_in_hand_and_gives_the_partitions_back(place:
     sent.check(place)
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_query_stops_the_processes_and_a_process_does_not_stop_a_query(place: Place, start: Start, sent: Orders) -> None:
     """A Spark query of the same consumer that takes the epoch ends the runner with Fenced; a runner beside a living query is StillHeld."""
     sent.send(40)
@@ -221,7 +221,7 @@ def check_lines(place: Place, days: list[pa.Table], delivered: int) -> None:
     print({"delivered": delivered, **report.counts})
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_an_event_that_kills_its_process_is_parked(place: Place, start: Start, sent: Orders) -> None:
     """However differently its batches are cut after a restart: the batch that a process died in is tried again with the same rows."""
     sent.send(40)

@@ -189,6 +189,7 @@ def test_it_works_from_another_folder_without_any_driver(kind: str, built: Path,
     assert "verify" in environment.run(environment.python, "-m", "dedup", "--help", cwd=tmp_path).stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("url", "extra"), [("postgresql://localhost/none", "postgres"), pytest.param(".", "delta", marks=pytest.mark.full)]
 )

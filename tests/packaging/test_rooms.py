@@ -48,6 +48,7 @@ def test_every_room_belongs_to_the_full_run() -> None:
     assert len({part.name for part in PARTS}) == len(PARTS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("processes", ["2", pytest.param("0", marks=pytest.mark.full)])
 def test_a_run_says_which_room_begins_and_how_it_ended(tmp_path: Path, processes: str) -> None:
     """A line for each room with its counts, each failure with its reason before the end, the slowest tests; no dots."""
@@ -73,6 +74,7 @@ def test_a_room_is_a_folder() -> None:
     assert room_of("tests/stores/delta/test_x.py::test_y[a/b]") == "stores/delta"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("body", "code"), [("assert 0", parts.FAILED), pytest.param("pass", parts.STOPPED, marks=pytest.mark.full)])
 def test_a_part_that_is_stopped_fails_only_where_a_test_has_failed(tmp_path: Path, body: str, code: int) -> None:
     """Time is over in the middle of a test: what failed before it counts, and nothing else does."""

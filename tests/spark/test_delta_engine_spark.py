@@ -192,6 +192,7 @@ def test_a_restored_ledger_is_told_and_accepted(folder: Path, spark: SparkSessio
     assert show(folder) == [1, 2, 3] and fresh.problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_one_ledger_has_one_engine(folder: Path) -> None:
     """Each engine's compare-and-swap is blind for the other's commits: a ledger of the other one is refused."""
     kit.epoch(open_store(folder))

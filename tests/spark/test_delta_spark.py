@@ -119,6 +119,7 @@ def test_statistics_let_spark_skip_files(spark: SparkSession, tmp_path: Path) ->
         assert len(files) == 1, predicate
 
 
+@pytest.mark.full
 def test_negative_decimals_as_partition_values_are_right_to_spark(spark: SparkSession, tmp_path: Path) -> None:
     """delta-rs shows them wrongly (0.-10), but what it writes into the log is right."""
     uri = str(tmp_path / "parts")

@@ -253,6 +253,7 @@ def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSes
     assert len(pairs) == 36 and len(set(pairs)) == len({process for process, _ in pairs}) <= 4
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_a_gap_is_refused_before_anything_is_written(spark: SparkSession, base: PostgresPlace) -> None:
     """Another query that begins behind one partition's checkpoint commits nothing of the others; one that comes later is told, too."""
@@ -355,6 +356,7 @@ def test_who_is_ended_beside_a_killer_is_not_taken_for_one(spark: SparkSession, 
     assert_proven(base.store())
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_a_batch_without_events_is_a_batch(spark: SparkSession, base: PostgresPlace) -> None:
     """Empty batches are recorded: the state does not look restored to the batch after them."""

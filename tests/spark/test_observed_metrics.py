@@ -47,6 +47,7 @@ def counting(frame: DataFrame, name: Any) -> DataFrame:
     return frame.observe(name, F.count(F.lit(1)).alias("rows"))
 
 
+@pytest.mark.full
 def test_what_foreachbatch_observes_is_not_in_the_progress(topic: Topic, tmp_path: Path) -> None:
     """Only observations of the stream before `foreachBatch` are there: those of the batch's frame, or of another frame, are not."""
     from pyspark.sql import Observation

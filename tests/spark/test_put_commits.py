@@ -30,6 +30,7 @@ def copied(uri: str, folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.full
 def test_spark_reads_commits_that_were_put(spark: SparkSession, s3_folder: str, tmp_path: Path) -> None:
     """Appends to a partitioned table, names beyond ASCII, a checkpoint among them: the same rows, statistics and history."""
     place = S3Place(s3_folder)

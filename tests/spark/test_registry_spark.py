@@ -90,6 +90,7 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
         assert rows["data"].to_pylist() == [plain, plain, None]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", of_which(1, ["expression", "driver", "scratch"]))
 def test_every_way_to_materialise_a_batch(
     spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

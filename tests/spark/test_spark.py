@@ -177,6 +177,7 @@ PARQUET = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS", "spark.s
 """As a session may write Parquet for old readers."""
 
 
+@pytest.mark.full
 def test_scratch_files_hold_the_values_of_the_batch(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever the session says about Parquet: a large batch has the microseconds and the old dates that a small one has."""
     from dedup.spark.batch import SparkBatch

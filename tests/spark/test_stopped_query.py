@@ -164,7 +164,7 @@ def in_an_outage(made: Consumer, mark: Path, seconds: float) -> None:
         raise OSError(errno.ENOSPC, "made up")
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize("place", BOTH, indirect=True)
 def test_a_stopped_query_tries_its_batch_no_longer(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """In an outage the callback goes on in a thread of Python's, of which Spark knows nothing once the query is stopped: it ends soon."""

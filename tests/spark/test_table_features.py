@@ -77,6 +77,7 @@ def seen_anew(spark: SparkSession, uri: str, name: str) -> Any:
     return spark.read.format("delta").load(f"{uri}-{name}")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "rest", [pytest.param(rest, id=name, marks=[pytest.mark.full] * (name not in IN_FAST_RUN)) for name, rest in TABLES.items()]
 )

@@ -94,6 +94,7 @@ def raises_for(bad: set[int]) -> Callable[[list[int]], None]:
     return handler
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 70).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> None:

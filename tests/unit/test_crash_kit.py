@@ -306,6 +306,7 @@ def test_idle():
 """
 
 
+@pytest.mark.full
 def test_the_fixture_fails_a_test_in_plain_words(tmp_path: Path) -> None:
     """`crash_kit` in a user's test tells the broken promise; a run that does not ask for it imports nothing of the kit."""
     (tmp_path / "test_user.py").write_text(PLUGIN)

@@ -291,6 +291,7 @@ class RealWorld(World):
         return outbox
 
 
+@pytest.mark.full
 @BOTH
 @pytest.mark.parametrize("schedules", [range(4), pytest.param(range(4, 40), marks=pytest.mark.full)], ids=["first", "others"])
 def test_no_schedule_does_on_real_tables(postgres: str, actor: Callable[[World], Any], once: bool, schedules: range) -> None:

@@ -163,6 +163,7 @@ begun.wait(30)
 """
 
 
+@pytest.mark.full
 def test_the_end_of_the_process_waits_for_the_portion_that_runs() -> None:
     """One that cannot be cancelled: a thread that is inside delta-rs when the interpreter ends crashes the process. No other one begins."""
     ended = subprocess.run([sys.executable, "-c", ENDING], env=environment(), capture_output=True, text=True, timeout=60)

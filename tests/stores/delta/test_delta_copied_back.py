@@ -206,6 +206,7 @@ def test_one_table_that_was_copied_back_is_told_and_accepted(lake: Lake, what: s
     assert_proven(lake.store())
 
 
+@pytest.mark.full
 def test_a_person_may_go_on_without_the_rows_of_a_sink(lake: Lake) -> None:
     """A sink that was copied back and accepted gets what is decided from then on."""
     back = lake.copy("sink")

@@ -94,6 +94,7 @@ def test_each_day_of_the_log_is_read_once(days: Days) -> None:
     assert {*days.read} - {date(31)} == {date(10), date(11), date(12)}
 
 
+@pytest.mark.full
 def test_where_a_consumer_is_stands_in_the_last_days_of_its_batches(days: Days) -> None:
     """A partition that was read within the hour before the last batch counts; epochs since then tell nothing, and cost a look each."""
     for day in range(26):

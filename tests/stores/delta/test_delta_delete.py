@@ -45,6 +45,7 @@ def files_of(place: DeltaPlace, name: str = "shop") -> list[Path]:
     return [path for path in found if "_delta_log" not in path.parts]
 
 
+@pytest.mark.full
 def test_two_decisions_and_the_logs_are_left(place: DeltaPlace) -> None:
     """No letter, message, key or reservation is in any file any more; the two decisions say who deleted the consumer, and why."""
     used(place)
@@ -60,6 +61,7 @@ def test_two_decisions_and_the_logs_are_left(place: DeltaPlace) -> None:
     assert len(letters(place.store())) == 3
 
 
+@pytest.mark.full
 def test_files_of_attempts_that_died_go_and_those_of_another_call_stay(place: DeltaPlace) -> None:
     """What no commit names and is older than the decision is gone; a file that is just being written may be that of the last decision."""
     used(place)
@@ -104,6 +106,7 @@ def stopped(place: DeltaPlace, step: str, act: Callable[[Any], None]) -> tuple[t
     return thread, goes_on
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("step", of_which(1, ["sweep_files", "list_files"]))
 def test_files_that_no_commit_names_yet_are_safe_from_a_slow_deletion(place: DeltaPlace, step: str) -> None:
     """A new consumer has written the files of its first batch, and not decided yet, while an old call looks for files that nobody needs."""

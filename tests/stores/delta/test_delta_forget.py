@@ -115,6 +115,7 @@ def test_what_a_failed_message_said_goes_from_the_logs_too(delta: DeltaPlace) ->
     assert older(forget(delta)) == [] and files_with(delta.folder / "state", SECRET) == []
 
 
+@pytest.mark.full
 def test_the_upkeep_deletes_such_files_too(delta: DeltaPlace) -> None:
     """Of letters and of messages, once the tables let them go, also in a process that does nothing else; until then it leaves them."""
     forget(delta)
@@ -152,6 +153,7 @@ def test_rows_that_failed_attempts_have_staged_are_told_and_deleted(tmp_path: Pa
     assert files_with(place.folder / "state/staged", SECRET) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("gone", [False, True], ids=["waits", "its table is gone"])
 def test_the_upkeep_leaves_files_that_a_decision_waits_with(delta: DeltaPlace, gone: bool) -> None:
     """As long as a sink has not got all that is decided, files that no table names are left: they may be of that decision."""

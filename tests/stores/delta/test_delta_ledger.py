@@ -292,6 +292,7 @@ def test_a_running_consumer_keeps_its_files_few(folder: Path, monkeypatch: pytes
     assert open_store(folder).problems(kit.NAME) == [] and open_store(folder).reserved(kit.NAME) == 32
 
 
+@pytest.mark.full
 def test_a_running_consumer_deletes_files_that_a_checkpoint_has_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the time of a replaced file is over, a new checkpoint does not name it any more: only a look at the folder finds it."""
     from dedup.delta import upkeep

@@ -241,6 +241,7 @@ def test_the_crash_marker_outlives_its_process_and_ends_with_the_batch(folder: P
     assert open_store(folder).crash_marker(kit.NAME) is None
 
 
+@pytest.mark.full
 def test_every_condition_of_a_selection_counts(folder: Path) -> None:
     """Each field of a selection gives what a loop over all letters gives, also for letters that changed, by page and grouped."""
     store = open_store(folder)

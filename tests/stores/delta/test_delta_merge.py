@@ -260,6 +260,7 @@ def busy(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     monkeypatch.setattr("dedup.delta.commit.FIRST_PAUSE", 0.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("times", of_which(1, [60, 6]))
 def test_a_merge_beside_other_writers_is_an_outage_and_needs_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
     """It gives way to each commit of theirs, and tries again; where they never pause the decision stands, and is published later."""

@@ -51,8 +51,8 @@ def die(step: str) -> None:
         raise Died
 
 
-@pytest.mark.parametrize("by_path", [False, True], ids=["by name", "by path"])
-@pytest.mark.parametrize("published", [False, True], ids=["decided", "published"])
+@pytest.mark.parametrize("by_path", [False, pytest.param(True, marks=pytest.mark.full)], ids=["by name", "by path"])
+@pytest.mark.parametrize("published", [False, pytest.param(True, marks=pytest.mark.full)], ids=["decided", "published"])
 def test_a_lake_goes_on_where_it_was_moved_to(tmp_path: Path, dedup: Run, by_path: bool, published: bool) -> None:
     """Letters and messages are there by themselves, also decided ones that no table shows. Nothing is written before sinks are accepted."""
     old, new = DeltaPlace(tmp_path / "old"), DeltaPlace(tmp_path / "new")

@@ -101,6 +101,7 @@ def test_a_dispatcher_sees_what_is_decided_right_behind_its_mark(lake: DeltaPlac
         assert [m.number for m in turn.messages] == [first]
 
 
+@pytest.mark.full
 def test_a_running_consumer_keeps_the_files_of_its_outbox_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a dispatcher that goes on: each message leaves once, in order, also of those whose files were written anew meanwhile."""
     monkeypatch.setattr(upkeep, "COMPACT_EVERY", 5)

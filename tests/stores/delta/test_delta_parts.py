@@ -48,6 +48,7 @@ def keys_of(values: list[bytes]) -> pa.Array:
     return pa.array(values, pa.binary(16))
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.lists(KEY, max_size=30), st.booleans()), max_size=12), st.lists(KEY, max_size=20), st.sampled_from([4, 10**9]))
 def test_the_key_index_answers_like_a_dictionary(batches: list[tuple[list[bytes], bool]], asked: list[bytes], spill: int) -> None:

@@ -97,6 +97,7 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(folder: Path) -> None
     assert verify(open_store(folder), kit.NAME).contradictions == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", [changes.accept_restore, changes.reset])
 def test_a_generation_is_never_used_twice(folder: Path, change: Any) -> None:
     """A ledger restored to before a change of generation gets one that no sink has met: the old transaction ids hide no new rows."""

@@ -56,6 +56,7 @@ def kept(rows: pa.Table, folder: Path, parts: list[int]) -> EvaluatedInTasks:
     return EvaluatedInTasks(pa.Table.from_batches(answers, keeping.PIECES), SPEC)
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None)
 @given(PLACES, st.lists(st.integers(0, 9), max_size=5), st.data())
 def test_kept_rows_are_the_rows_of_the_batch(

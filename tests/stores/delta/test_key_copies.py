@@ -80,6 +80,7 @@ def aged(path: Path, seconds: float) -> None:
         os.utime(one, (at, at))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own", [False, True])
 def test_a_start_on_a_new_machine_reads_only_what_came_after_the_copies(
     folder: Path, there: Path, tmp_path: Path, reads: list[int], own: bool, monkeypatch: pytest.MonkeyPatch
@@ -301,6 +302,7 @@ def test_of_two_processes_one_copies(folder: Path, there: Path, monkeypatch: pyt
     assert known(one) == known(two) == known(open_store(folder)) == list(range(70))
 
 
+@pytest.mark.full
 def test_files_that_lists_name_no_more_go_away(folder: Path, there: Path) -> None:
     """Joined files and old lists go with a new list, but for the list before it; `maintain` takes that, too, after an hour."""
     store = copied(filled(folder, 3))

@@ -173,6 +173,7 @@ def test_a_file_that_is_damaged_while_it_is_open_is_made_again(
     assert "cannot be used, so the keys are read from the ledger" in caplog.text
 
 
+@pytest.mark.full
 @HOW
 def test_decisions_after_damage_know_every_key(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running process that takes in its own decisions meets the damage there: no key is lost, none is reserved twice."""

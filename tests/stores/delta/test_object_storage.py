@@ -148,6 +148,7 @@ def test_a_table_that_was_created_again_is_not_taken_for_the_old_one(place: S3Pl
     assert now is not None and now is not table and now.metadata().id != table.metadata().id
 
 
+@pytest.mark.full
 def test_a_store_works_with_a_profile(s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials that only delta-rs reads: each file goes through its file system, and commits are its own."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -179,6 +180,7 @@ def test_a_folder_may_have_any_name(s3_folder: str, name: str, monkeypatch: pyte
     assert place.store().reserved("shop") == 4 and reads == [], "copies of keys are found there, too"
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_written_where_one_is_due(place: S3Place) -> None:
     """One commit in so many is made by delta-rs, which writes it; a process that starts reads the rows before and behind it."""
     DeltaTable(place.path("orders")).alter.set_table_properties({"delta.checkpointInterval": "5"})

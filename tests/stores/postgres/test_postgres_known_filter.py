@@ -122,6 +122,7 @@ def test_a_restored_database_is_another_one(store: PostgresStore, postgres: str)
         assert not tx._asked.filtered
 
 
+@pytest.mark.full
 def test_an_older_copy_of_the_database_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put in the place of this one it has the same table, but also keys that were freed since: the filter of this one is not believed."""
     monkeypatch.setattr(key_filter, "FEW", 0)
@@ -251,6 +252,7 @@ print(new)
 """
 
 
+@pytest.mark.full
 def test_instances_that_write_the_same_keys_reserve_each_once(postgres: str) -> None:
     """Four processes with filters of their own, rotating at random: every key is new for exactly one of them."""
     PostgresStore(postgres).migrate()

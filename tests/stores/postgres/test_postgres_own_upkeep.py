@@ -73,6 +73,7 @@ def gone(place: PostgresPlace, session: int) -> None:
     until(lambda: run(place.url, f"select from pg_stat_activity where pid = {session}") == [])
 
 
+@pytest.mark.full
 def test_a_consumer_that_told_no_retention_holds_up_the_purge_of_all(
     aged: PostgresPlace, caplog: pytest.LogCaptureFixture, dedup: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -110,6 +111,7 @@ def test_a_database_may_write_intervals_in_any_style(aged: PostgresPlace, style:
     assert run(aged.url, PURGED) == [(1,)]
 
 
+@pytest.mark.full
 def test_a_process_that_dies_in_its_upkeep_leaves_nothing_behind(aged: PostgresPlace) -> None:
     """Killed in the middle of a portion: its lock ends with its session, and the next process goes on with the work."""
     with psycopg.connect(aged.url) as holder:

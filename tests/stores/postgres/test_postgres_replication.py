@@ -49,6 +49,7 @@ def test_batches_run_where_all_tables_are_published(postgres: str) -> None:
     assert run(postgres, without) == []
 
 
+@pytest.mark.full
 def test_a_subscriber_has_the_same_rows(server: str) -> None:
     """Batches, letters, people's decisions and messages arrive at a second database as they are here."""
     other = make_conninfo(server, dbname="other")

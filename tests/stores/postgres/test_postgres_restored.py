@@ -259,6 +259,7 @@ def load(dsn: str, file: Path) -> None:
     subprocess.run([_program("psql"), "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn, "-f", str(file)], stdout=subprocess.DEVNULL, check=True)
 
 
+@pytest.mark.full
 def test_a_schema_that_was_dropped_and_loaded_from_a_dump_is_refused(place: PostgresPlace, tmp_path: Path) -> None:
     """The usual restore: pg_dump of the schema, yesterday."""
     day(place, 0)
@@ -269,6 +270,7 @@ def test_a_schema_that_was_dropped_and_loaded_from_a_dump_is_refused(place: Post
     refused(place, "progress")
 
 
+@pytest.mark.full
 def test_a_database_that_was_moved_by_a_dump_goes_on_once_that_is_accepted(
     place: PostgresPlace, postgres_server: str, tmp_path: Path
 ) -> None:

@@ -280,6 +280,7 @@ def test_whoever_counts_reservations_delays_a_drop_and_nothing_else(store: Postg
     assert run(postgres, "select count(*) from dedup.reservation_generation where dropped_at is not null") == [(1,)]
 
 
+@pytest.mark.full
 def test_batches_beside_a_large_purge_wait_for_nothing(store: PostgresStore, postgres: str) -> None:
     """Floors have rows of their own, and tables are dropped alone: two consumers go on while records are counted and merged."""
     numbers = [epoch(store, name) for name in ("shop", "other")]

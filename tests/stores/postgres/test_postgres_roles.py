@@ -460,6 +460,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, 
         yield server.dsn.replace("127.0.0.1", "localhost"), certificate
 
 
+@pytest.mark.full
 def test_the_snippet_of_the_manual_verifies_the_server(tls_server: tuple[str, Path], tmp_path: Path) -> None:
     """sslmode=verify-full in the DSN holds for every connection of ours, and a server with another certificate is refused in words."""
     dsn, certificate = tls_server

@@ -320,6 +320,7 @@ def test_two_packers_make_one_filter_and_none_of_a_purged_table(store: PostgresS
     assert run(store.dsn, "select count(*) from dedup.reservation_filter_part") == [(0,)]
 
 
+@pytest.mark.full
 def test_an_older_copy_of_the_database_has_filters_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy from before the packing is packed with keys that were freed here since: the filter of this one is not used for it."""
     monkeypatch.setattr(key_filter, "FEW", 0)
@@ -342,6 +343,7 @@ def test_an_older_copy_of_the_database_has_filters_of_its_own(monkeypatch: pytes
         store.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", of_which(1, range(3)))
 def test_random_histories_with_filters_are_what_a_set_says(postgres: str, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Reserve, free, rotate, pack, purge nothing, start anew, in any order and with any memory, in a schema of any name."""

@@ -121,6 +121,7 @@ ROOM = [(2, None, (2, True)), (100, None, (32, False)), (100, 8, (4, False)), (3
 """Cores, connections, and (tasks at once, whether their processes keep connections)."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("cores", "connections", "expected", "keeps"),
     of_which(

@@ -158,6 +158,7 @@ def prepared(postgres: str) -> tuple[PostgresPlace, dict[str, str]]:
     return place, columns
 
 
+@pytest.mark.full
 def test_each_type_of_the_server_keeps_its_value_or_parks_its_event(postgres: str) -> None:
     """Nothing is rounded, cut, wrapped or misread: such an event is parked alone, with column, value and type, and others are stored."""
     place, columns = prepared(postgres)
