@@ -12,14 +12,12 @@ import datetime as dt
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from checkpoint.errors import DedupError, StoreUnavailable
 from checkpoint.head import Checkpoint
 from checkpoint.position import Partition
-
-if TYPE_CHECKING:
-    from dedup.core.store import Store
+from dedup.core.messages import Outbox
 
 ACTIVE = dt.timedelta(hours=1)
 """A partition without an event in this time before the last batch counts as read to its end: Spark brings some of each that has more."""
@@ -81,7 +79,17 @@ class Upkept:
     failed: str | None = None  # the error that ended it
 
 
-def purge_messages(store: Store, before: dt.datetime, *, dry_run: bool) -> Iterator[Upkept]:
+class HasMessages(Protocol):
+    """What has the messages of consumers: a store."""
+
+    def consumers(self) -> list[str]:
+        """Names."""
+
+    def outbox(self, consumer: str) -> Outbox:
+        """The messages that this consumer has published."""
+
+
+def purge_messages(store: HasMessages, before: dt.datetime, *, dry_run: bool) -> Iterator[Upkept]:
     """Delete the messages of all consumers that were sent or discarded before that time.
 
     Crash: of each consumer all of it, or nothing; the next upkeep does the rest.
@@ -90,7 +98,7 @@ def purge_messages(store: Store, before: dt.datetime, *, dry_run: bool) -> Itera
         yield alone(Upkept("sent messages", consumer, 0), partial(_purge_messages, store, consumer, before, dry_run))
 
 
-def _purge_messages(store: Store, consumer: str, before: dt.datetime, dry_run: bool) -> Upkept:
+def _purge_messages(store: HasMessages, consumer: str, before: dt.datetime, dry_run: bool) -> Upkept:
     return Upkept("sent messages", consumer, store.outbox(consumer).purge(before, dry_run=dry_run))
 
 

@@ -104,7 +104,7 @@ class Tending:
             alone(Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
             for name in self.consumers()
         ]
-        return [*lines, *purge_messages(self, before, dry_run=dry_run)]  # type: ignore[arg-type]
+        return [*lines, *purge_messages(self, before, dry_run=dry_run)]
 
     def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
         done = self.forget(consumer, before, by="upkeep", although_behind=although_behind, dry_run=dry_run)

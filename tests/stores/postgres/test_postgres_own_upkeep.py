@@ -178,7 +178,7 @@ def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace,
 
 def test_a_host_whose_clock_is_wrong_purges_nothing_by_a_command(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a consumer's own upkeep: the key of 90 days ago is known."""
-    monkeypatch.setattr("dedup.postgres.store.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
+    monkeypatch.setattr("dedup.postgres.upkeep.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
     deliver(aged, 1, "b", retention=MONTH)
     by_command(aged, 12 * MONTH)
     assert run(aged.url, PURGED) == [(0,)]
