@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture
-def sent(eventhubs: Double, new_hub: MakeHub) -> Orders:
-    """Orders in a hub of two partitions."""
-    return Orders(eventhubs, new_hub(partitions=2), 2)
-
-
 def options(sent: Orders, **more: str) -> dict[str, str]:
     """Of the data source."""
     return {"connectionString": sent.double.connection_string, "eventHubName": sent.hub, **more}

@@ -23,7 +23,7 @@ OWN = "4.2"
 
 PAGE = ROOT / "docs/reference/platforms.md"
 
-FILES = ("spark", "unit/test_decode.py", "unit/test_keys.py", "unit/test_envelope.py")
+FILES = ("spark", "unit/test_decode.py", "unit/test_decode_schemas.py", "unit/test_keys.py", "unit/test_envelope.py")
 
 _ROW = re.compile(r"^\| PySpark (\d+\.\d+)\..*$", re.MULTILINE)
 
