@@ -120,7 +120,7 @@ def dispatch(
     _tell_unknown_topics(outbox, name, topic or (), waits=not once)
     try:
         if once:
-            _tell(dispatcher.once(), as_json)
+            _tell(dispatcher.once(max(1, outbox.lag(topics=topic or ()).waiting)), as_json)
         else:
             dispatcher.run(_until_stopped(), every=max(every.total_seconds(), SHORTEST), tell=lambda done: _tell(done, as_json))
     finally:

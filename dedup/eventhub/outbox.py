@@ -68,7 +68,7 @@ class SendingHubs:
     def send(self, messages: Sequence[Message]) -> Outcome:
         """Send messages by partition and wait for each batch. A batch has all waiting keys of its partition, each in its order.
 
-        A hub that takes no message does not hold back other hubs. Its messages count as failed and can be tried again.
+        A hub that takes no message does not hold back other hubs, and none of its messages counts as failed.
 
         Raises:
             DestinationUnavailable: no batch was acknowledged. What was sent is sent again, with the same ids.
@@ -93,17 +93,10 @@ class SendingHubs:
         return outcome
 
     def _leave(self, topic: str, error: Exception, places: Sequence[Place], sent: set[int], outcome: Outcome) -> None:
-        """Messages of a hub that did not take all of them: where it took none, while others did, the first of each key have failed."""
-        stopped, whole = set[Line](), sent.isdisjoint(place for place, _ in places)
-        for place, message in places:
-            if place in sent or place in outcome.failed or place in outcome.unsent:
-                continue
-            if message.line in stopped or not whole:
-                outcome.unsent.add(place)
-                continue
-            outcome.failed[place] = SendFailure(type(error).__name__, self._said(topic, error), permanent=False)
-            if message.line is not None:
-                stopped.add(message.line)
+        """Messages of a hub that did not take all of them wait; where it took none, it is away."""
+        outcome.unsent.update(place for place, _ in places if place not in sent and place not in outcome.failed)
+        if sent.isdisjoint(place for place, _ in places):
+            outcome.away[topic] = self._said(topic, error)
 
     def _spread(self, topic: str, places: Sequence[Place]) -> dict[str | None, list[Place]]:
         """Partition -> its messages, ascending; None: those without a key, which the service spreads."""
@@ -151,7 +144,7 @@ class SendingHubs:
                 sent.add(place)
             else:
                 told = hidden(str(error), self.connection)
-                outcome.failed[place] = SendFailure(f"{type(error).__name__} {error.error}", told, permanent=False)
+                outcome.failed[place] = SendFailure(f"{type(error).__name__} {error.error}", told, permanent=False, alone=True)
                 if message.line is not None:
                     stopped.add(message.line)
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import concurrent.futures
 import datetime as dt
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -25,6 +26,15 @@ T = TypeVar("T")
 
 NO_ID = ("", "AAAAAAAAAAAAAAAAAAAAAA")
 """What a broker that gives its topics no ids says of them: Kafka before 2.8."""
+
+
+@contextmanager
+def settings_taken() -> Iterator[None]:
+    """Raise ConfigError where librdkafka refuses the settings of a client that the block makes."""
+    try:
+        yield
+    except KafkaException as error:
+        raise ConfigError(f"librdkafka does not take these settings: {error.args[0].str()}") from None
 
 
 class Broker:
@@ -136,7 +146,8 @@ class Broker:
 
     def _admin(self) -> AdminClient:
         if self._client is None or self._client[0] != os.getpid():  # its threads do not survive a fork
-            self._client = (os.getpid(), AdminClient(self.settings()))
+            with settings_taken():
+                self._client = (os.getpid(), AdminClient(self.settings()))
         return self._client[1]
 
     def _describe(self, topics: Sequence[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from checkpoint.errors import ConfigError, DedupError, Refused
 from checkpoint.given import Duration
 from checkpoint.mirror import EVERY, Mirror, Mirrored
 from checkpoint.start import Place
-from dedup.kafka.broker import Broker
+from dedup.kafka.broker import Broker, settings_taken
 
 NOTE = "dedup"
 """What stands beside each position that a mirror commits. Positions without it are another program's."""
@@ -85,10 +85,8 @@ class _Client:
         self._broker, self._group = broker, group
         self._answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
         settings: dict[str, Any] = broker.settings(group_id=group, enable_auto_commit=False)
-        try:
+        with settings_taken():
             self._client = Consumer({**settings, "on_commit": lambda error, places: self._answers.append((error, places))})
-        except KafkaException as error:
-            raise ConfigError(f"librdkafka does not take these settings: {error.args[0].str()}") from None
 
     def close(self) -> None:
         """End it; what it has not heard of by now it never does."""

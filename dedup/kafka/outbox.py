@@ -23,7 +23,7 @@ from checkpoint.errors import DestinationUnavailable, Fenced
 from dedup.core.keys import MESSAGE_ID_PROPERTIES
 from dedup.core.messages import ID_HEADER, Line, Message
 from dedup.core.settings import TOPICS, TRANSACTIONAL_TOPICS
-from dedup.kafka.broker import Broker
+from dedup.kafka.broker import Broker, settings_taken
 from dedup.outbox.destination import Outcome, SendFailure
 from dedup.outbox.exactly_once import Flight
 
@@ -131,25 +131,45 @@ class _Sender:
     def __init__(self, broker: Broker, timeout: float) -> None:
         self.broker, self.timeout = broker, timeout
         self._producer: Producer | None = None
-        self._refused: list[tuple[_Same, KafkaError]] = []  # of the producer at hand
+        self._refused: list[tuple[_Same, KafkaError]] = []  # of the producer at hand, in this turn
+        self._gave_up: KafkaError | None = None  # why it did
 
     def send(self, messages: Sequence[Message]) -> Outcome:
         """As `Topics.send`."""
         outcome = Outcome()
+        self._refused.clear()
+        self._gave_up = None
         self._hand_over(messages, outcome)
         self._wait()
         errors = self._errors(messages)
+        if errors:
+            self._drop()  # one that has given up sends nothing more, and does not say so to each message
+        self._refuse_outage(messages, errors)
         suspects = sorted(place for place, error in errors.items() if error.code() in OWN_FAULT)
-        if any(error.code() in COLLATERAL or error.fatal() for error in errors.values()) or suspects:
-            self._drop()
-        for place, error in errors.items():
-            if error.code() in COLLATERAL:
-                outcome.unsent.add(place)
-            elif place not in suspects:
-                outcome.failed[place] = _failure(error)
+        self._judge(messages, errors, outcome)
         # A broker refuses batches: which of their messages it meant is found by sending each of them alone.
         self._one_by_one(messages, suspects, outcome)
         return outcome
+
+    def _refuse_outage(self, messages: Sequence[Message], errors: Mapping[int, KafkaError]) -> None:
+        """Raise DestinationUnavailable where the producer gave up by no message's fault: a login without rights, for instance."""
+        if errors and len(errors) == len(messages) and all(error.code() in COLLATERAL for error in errors.values()):
+            why = self._gave_up or next(iter(errors.values()))
+            raise DestinationUnavailable(f"Kafka at {self.broker.servers} takes no messages: {why.str()}.")
+
+    def _judge(self, messages: Sequence[Message], errors: Mapping[int, KafkaError], outcome: Outcome) -> None:
+        """What is plain: a topic that is not there is away; of each key the first message has failed."""
+        stopped = {messages[place].line for place in outcome.failed} - {None}
+        for place, error in sorted(errors.items()):
+            message = messages[place]
+            if error.code() in NOT_THERE:
+                outcome.away[message.topic] = f"KafkaError {error.name()}: {error.str()}."
+                outcome.unsent.add(place)
+            elif error.code() in COLLATERAL or message.line in stopped:
+                outcome.unsent.add(place)
+            elif error.code() not in OWN_FAULT:
+                outcome.failed[place] = _failure(error)
+                stopped |= {message.line} - {None}
 
     def _hand_over(self, messages: Sequence[Message], outcome: Outcome) -> None:
         produce, stopped = self._connected().produce, set[Line]()
@@ -164,6 +184,7 @@ class _Sender:
             except KafkaException as error:
                 told: KafkaError = error.args[0]
                 if told.code() not in OWN_FAULT:
+                    self._drop()
                     raise DestinationUnavailable(f"Kafka at {self.broker.servers} does not take messages: {told.str()}.") from error
                 outcome.failed[place] = _failure(told)
                 if message.line is not None:
@@ -193,9 +214,20 @@ class _Sender:
         """Until each message is acknowledged or known to have failed."""
         assert self._producer is not None
         producer, until = self._producer, time.monotonic() + self.timeout
-        while not _served(producer):
+        while not self._is_served(producer):
             if time.monotonic() > until:
                 raise self._away()
+
+    def _is_served(self, producer: Producer) -> bool:
+        """Whether all of its messages are acknowledged or have failed, after waiting a moment for that."""
+        try:
+            return producer.flush(0.2) == 0
+        except KafkaException as error:
+            told: KafkaError = error.args[0]
+            if not told.fatal():
+                raise
+            self._gave_up = told
+        return _purged(producer)
 
     def _one_by_one(self, messages: Sequence[Message], suspects: Sequence[int], outcome: Outcome) -> None:
         stopped = {messages[place].line for place in (*outcome.failed, *outcome.unsent)} - {None}
@@ -216,7 +248,8 @@ class _Sender:
         if self._producer is None:
             self._refused = []
             own = {**SETTINGS, **self.broker.settings(delivery_report_only_error=True), "on_delivery": partial(_told, self._refused)}
-            self._producer = Producer(own, logger=log)
+            with settings_taken():
+                self._producer = Producer(own, logger=log)
         return self._producer
 
     def _away(self) -> DestinationUnavailable:
@@ -226,8 +259,7 @@ class _Sender:
     def _drop(self) -> None:
         """Forget the producer: what it still has in flight arrives as duplicates of what is sent again."""
         if self._producer is not None:
-            self._producer.purge()
-            _served(self._producer)
+            _purged(self._producer)
         self._producer = None
 
     def close(self) -> None:
@@ -235,15 +267,9 @@ class _Sender:
         self._drop()
 
 
-def _served(producer: Producer) -> bool:
-    """Whether all of its messages are acknowledged or have failed, after waiting a moment for that."""
-    try:
-        return producer.flush(0.2) == 0
-    except KafkaException as error:
-        told: KafkaError = error.args[0]
-        if not told.fatal():
-            raise
-    producer.purge()  # what is behind a refused message will not be sent by this producer
+def _purged(producer: Producer) -> bool:
+    """Give up what it has not sent; returns whether nothing of it is in flight."""
+    producer.purge()
     try:
         producer.flush(1.0)
     except KafkaException as error:  # it says again that it has given up
@@ -292,7 +318,8 @@ class TransactionalTopics:
         own = {n: v for n, v in SETTINGS.items() if n not in ("enable.gapless.guarantee", "message.timeout.ms")}
         own["topic.metadata.propagation.max.ms"] = int(min(TOPIC_SECONDS, self.timeout / 2) * 1000)
         limits = {"transactional_id": self.group, "transaction_timeout_ms": int(self.timeout * 1000), "delivery_report_only_error": True}
-        producer = Producer({**own, **self.broker.settings(**limits)}, logger=log)
+        with settings_taken():
+            producer = Producer({**own, **self.broker.settings(**limits)}, logger=log)
         try:
             producer.init_transactions(self.timeout)
         except KafkaException as error:

@@ -21,6 +21,7 @@ class SendFailure:
     error_type: str
     error_message: str
     permanent: bool  # the message's own fault: trying it again is of no use
+    alone: bool = False  # it was refused when it was sent alone: that is no outage, though it may pass another time
 
     @classmethod
     def of(cls, error: BaseException, *, permanent: bool) -> SendFailure:
@@ -33,7 +34,8 @@ class Outcome:
     """What became of the messages that were handed over, by their place among them. Those in neither were sent."""
 
     failed: dict[int, SendFailure] = field(default_factory=dict)
-    unsent: set[int] = field(default_factory=set)  # not tried, or not known: behind one that failed
+    unsent: set[int] = field(default_factory=set)  # not tried, or not known: behind one that failed, or to a topic in `away`
+    away: dict[str, str] = field(default_factory=dict)  # topic that took nothing, by no message's fault -> why
 
 
 class Destination(Protocol):

@@ -14,7 +14,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,16 +29,19 @@ from dedup.outbox.destination import Destination, Outcome
 
 log = logging.getLogger("dedup")
 
+LONGEST_ROUND = 10.0
+"""Seconds after which `run` begins another round: then topics that took nothing have their turn, however much waits for others."""
+
 STEPS = ("send", "sent", "marked")
 """What `on_step` is told, each right before it is acted on: before the messages are handed over, before they are marked, after that."""
 
 
 class TookNothing(Exception):
-    """Nothing passed of a turn."""
+    """Nothing passed of a turn, or of some of its topics. `marks`: what became of the others."""
 
-    def __init__(self, why: DestinationUnavailable) -> None:
+    def __init__(self, why: DestinationUnavailable, marks: Marks | None = None) -> None:
         super().__init__(str(why))
-        self.why = why
+        self.why, self.marks = why, marks or Marks()
 
 
 @dataclass(frozen=True)
@@ -179,12 +182,16 @@ class Dispatcher:
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
         self._limit = limit  # of the next turn
+        self._clock = clock
         self._workers = workers if outbox.parallel else 1
         self._resting = _Resting(clock)
         self._sending: AbstractContextManager[Any] = nullcontext() if getattr(destination, "parallel", False) else threading.Lock()
 
-    def once(self) -> Dispatched:
+    def once(self, most: float = float("inf")) -> Dispatched:
         """Send until nothing is left that can be sent now. What failed and waits for its next attempt is left.
+
+        Args:
+            most: begin no turn once so many messages were taken: others may store new ones all the time.
 
         Raises:
             DestinationUnavailable: nothing passed of a turn, of which nothing is marked; topics that were not in it have been tried.
@@ -192,44 +199,46 @@ class Dispatcher:
         Crash: what was sent and not marked is sent again, with the same ids.
         """
         self._resting.back()
-        done = self._round()
+        done = self._round(lambda: self._in_round >= most)
         if done.away is not None:
             raise done.away
         return done
 
-    def _round(self) -> Dispatched:
+    def _round(self, is_over: Callable[[], bool]) -> Dispatched:
         others: list[Future[Dispatched]] = []
         self._resting.begin()
+        self._in_round = 0
         with ThreadPoolExecutor(self._workers) as pool:
 
             def found() -> None:
                 if not others:
-                    others.extend(pool.submit(self._until_empty) for _ in range(self._workers - 1))
+                    others.extend(pool.submit(self._until_empty, is_over) for _ in range(self._workers - 1))
 
-            done = self._until_empty(found)  # the others begin once a turn is half full, else after the first one
+            done = self._until_empty(is_over, found)  # the others begin once a turn is half full, else after the first one
             for other in others:
                 done.merged(other.result())
         return done
 
-    def _until_empty(self, found: Callable[[], None] = lambda: None) -> Dispatched:
+    def _until_empty(self, is_over: Callable[[], bool], found: Callable[[], None] = lambda: None) -> Dispatched:
         with logs.about(consumer=self.outbox.consumer):  # each worker is a thread of its own
-            return self._emptied(found)
+            return self._emptied(is_over, found)
 
-    def _emptied(self, found: Callable[[], None]) -> Dispatched:
+    def _emptied(self, is_over: Callable[[], bool], found: Callable[[], None]) -> Dispatched:
         done = Dispatched()
-        while True:
+        while not is_over():
             try:
                 marks = self._turn(found)
             except TookNothing as nothing:
-                done.away = done.away or nothing.why
-                continue
+                marks, done.away = nothing.marks, done.away or nothing.why
             if marks is None:
-                return done
+                break
             done.add(marks)
+            self._in_round += len(marks.sent) + len(marks.dead)
             found()
+        return done
 
     def run(self, stop: threading.Event, *, every: given.Duration = 1.0, tell: Callable[[Dispatched], None] = lambda done: None) -> None:
-        """Send until `stop` is set; while there is nothing to send look again after `every`.
+        """Send until `stop` is set, and end after the turns that run then; while there is nothing to send look again after `every`.
 
         While the destination or the store is away it is tried again, with backoff, and nothing is given up.
 
@@ -237,8 +246,9 @@ class Dispatcher:
         """
         away, pause = 0, given.to_seconds(every)
         while not stop.is_set():
+            until = self._clock() + LONGEST_ROUND
             try:
-                done, away = self._round(), 0
+                done, away = self._round(lambda until=until: stop.is_set() or self._clock() >= until), 0  # type: ignore[misc]
             except (StoreUnavailable, DestinationUnavailable) as error:
                 wait, away = self.patience.wait(away), away + 1
                 log.warning("outbox: %s Again in %.1f s", error, wait, extra={"consumer": self.outbox.consumer})
@@ -247,7 +257,8 @@ class Dispatcher:
             if done.sent or done.dead or done.tried:
                 tell(done)
             due = self._resting.next()
-            stop.wait(pause if due is None else min(pause, due + 0.01))
+            if self._clock() < until:  # else there is more
+                stop.wait(pause if due is None else min(pause, due + 0.01))
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         in_hand: Sequence[Message] = ()
@@ -258,29 +269,45 @@ class Dispatcher:
                     return None
                 if 2 * len(in_hand) >= self._asked.limit:  # there will be more
                     found()
-                marks = self._sent(in_hand)
+                outcome = self._sent(in_hand)
+                marks = judge(in_hand, outcome, self.patience.attempts)
                 turn.mark(marks)
         except DestinationUnavailable as error:
+            self._take_fewer(in_hand)
             wait = self._resting.rest_topics({message.topic for message in in_hand}, self.patience.wait)
             log.warning("outbox: %s Again in %.1f s", error, wait)
             raise TookNothing(error) from error
         except StoreUnavailable:
-            if in_hand:  # the store may not wait for as long as sending these takes: they must not be sent again and again
-                self._limit = max(1, len(in_hand) // 2)
+            self._take_fewer(in_hand)
             raise
         self._limit = min(self._asked.limit, self._limit + self._limit // 32 + 1)
         self._on_step("marked")
-        self._resting.back({message.topic for message in in_hand})
+        self._resting.back({message.topic for message in in_hand}.difference(outcome.away))
         self._note(in_hand, marks)
+        if outcome.away:
+            raise TookNothing(self._left(outcome.away), marks)
         return marks
 
-    def _sent(self, messages: Sequence[Message]) -> Marks:
+    def _take_fewer(self, in_hand: Sequence[Message]) -> None:
+        """Next time: neither the store nor the receiver may wait for as long as sending these takes, and they would be sent for ever."""
+        if in_hand:
+            self._limit = max(1, min(self._limit, len(in_hand)) // 2)
+
+    def _left(self, away: Mapping[str, str]) -> DestinationUnavailable:
+        """Let topics rest that took nothing, while others took something."""
+        wait = self._resting.rest_topics(set(away), self.patience.wait)
+        for topic, why in away.items():
+            log.warning("outbox: topic %r took nothing: %s Again in %.1f s", topic, why, wait)
+        topic, why = next(iter(away.items()))
+        return DestinationUnavailable(f"Topic {topic!r} took nothing: {why}")
+
+    def _sent(self, messages: Sequence[Message]) -> Outcome:
         with self._sending:
             self._on_step("send")
             outcome = self.destination.send(messages)
         _refuse_outage(messages, outcome)
         self._on_step("sent")
-        return judge(messages, outcome, self.patience.attempts)
+        return outcome
 
     def _asked_now(self) -> Asked:
         return self._resting.asked(replace(self._asked, limit=self._limit))
@@ -300,11 +327,17 @@ def _said(failed: Failed) -> tuple[str, str]:
 
 
 def _refuse_outage(messages: Sequence[Message], outcome: Outcome) -> None:
-    """Where nothing passes and nothing is known to be a message's own fault, it is an outage: no attempt is counted."""
-    failures = list(outcome.failed.values())
-    if failures and len(failures) + len(outcome.unsent) == len(messages) and not any(f.permanent for f in failures):
-        first = failures[0]
-        raise DestinationUnavailable(f"None of {len(messages)} messages could be sent: {first.error_type}: {first.error_message[:300]}.")
+    """Raise DestinationUnavailable where nothing passes, by no message's fault: it is an outage, and no attempt is counted.
+
+    Where it is only the fault of some topics, they rest, and the others are tried again.
+    """
+    failures, topics = list(outcome.failed.values()), {message.topic for message in messages}
+    if len(failures) + len(outcome.unsent) < len(messages) or any(f.permanent or f.alone for f in failures):
+        return
+    if outcome.away and not failures and not topics <= set(outcome.away):
+        return
+    whys = [*(f"{f.error_type}: {f.error_message[:300]}" for f in failures), *outcome.away.values(), "the destination does not say why"]
+    raise DestinationUnavailable(f"None of {len(messages)} messages could be sent: {whys[0].rstrip('.')}.")
 
 
 class Inline:
@@ -379,7 +412,7 @@ class Bounded:
             raise DestinationUnavailable(f"The {self._seconds:g} s for sending after a batch are over: the other messages wait.")
         outcome = self._waited_for(_Call(self.destination, [messages[place] for place in places]))
         failed = {places[place]: failure for place, failure in outcome.failed.items()}
-        return Outcome(failed, {places[place] for place in outcome.unsent})
+        return Outcome(failed, {places[place] for place in outcome.unsent}, outcome.away)
 
     def _waited_for(self, call: _Call) -> Outcome:
         in_time = call.done.wait(self._remaining)

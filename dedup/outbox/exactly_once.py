@@ -94,7 +94,7 @@ class ExactlyOnce(Dispatcher):
             self._broker.connect(anew=True)  # after we got the flight: who had it before us cannot commit it when we take it back
         if flight.fresh or not self._broker.has(flight):
             self._on_step("send")
-            outcome = self._broker.send(flight)
+            outcome = self._send(flight)
         self._on_step("sent")
         if any(failure.permanent for failure in outcome.failed.values()):
             return self._grounded(flight, outcome)
@@ -104,6 +104,14 @@ class ExactlyOnce(Dispatcher):
         self._taken({message.topic for message in flight.messages})
         self._on_step("marked")
         return Marks(sent=[m.number for m in flight.messages])
+
+    def _send(self, flight: Flight) -> Outcome:
+        """As the broker's `send`. Flights that follow one of which nobody knows whether it was committed are smaller."""
+        try:
+            return self._broker.send(flight)
+        except DestinationUnavailable:
+            self._take_fewer(flight.messages)
+            raise
 
     def _asked_for(self) -> tuple[Asked, set[str]]:
         """What to fly next, and the topic that flies alone, if one does."""

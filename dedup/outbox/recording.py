@@ -6,6 +6,7 @@ Messages are made in a thread while the store takes the rows of sinks: ids and l
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
@@ -216,13 +217,24 @@ def _numbers(topic: str, rows: pa.Table, order: str) -> pa.Array:
     return numbers
 
 
-def _distinct(ids: pa.Array, topic: str) -> pa.Array:
+def require_told_apart(calls: Sequence[Messages]) -> None:
+    """Raise HandlerError where two calls of `tx.publish` for one topic have made one id of an event's key and a number."""
+    by_topic = defaultdict[str, list[pa.ChunkedArray]](list)
+    for messages in calls:
+        if messages.derived:
+            by_topic[messages.topic].append(messages.rows["id"])
+    for topic, ids in by_topic.items():
+        if len(ids) > 1:
+            _distinct(pa.chunked_array([chunk for column in ids for chunk in column.chunks]), topic)
+
+
+def _distinct(ids: pa.Array | pa.ChunkedArray, topic: str) -> Any:
     if pc.count_distinct(ids).as_py() != len(ids):
         counts = ids.value_counts()
         twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
         raise HandlerError(
             f"tx.publish to {topic!r}: the id {twice!r} comes twice; the receiver would take the second for a duplicate of the first. "
-            "Let order= number the messages of one event."
+            "Let order= number all messages of one event to this topic, over all calls."
         )
     return ids
 

@@ -22,7 +22,7 @@ from dedup.core.messages import Messages
 from dedup.core.rows import PlainRows, Rows, alike, with_values
 from dedup.core.steps import Merge
 from dedup.core.store import Frames, Transaction
-from dedup.outbox.recording import Ahead, Names, arrow_of, messages_of, rows_of
+from dedup.outbox.recording import Ahead, Names, arrow_of, messages_of, require_told_apart, rows_of
 
 Column = tuple[str, str]
 """(sink, column)"""
@@ -196,8 +196,11 @@ class Performance:
             self._tell_refusals()
             if recorded.files is not None:
                 self.transaction.adopt(*recorded.files)  # type: ignore[attr-defined]
-            for messages in made:
-                self.transaction.enqueue(messages())
+            told = [messages() for messages in made]
+            if not self.by_event:  # whose messages are numbered over all calls
+                require_told_apart(told)
+            for messages in told:
+                self.transaction.enqueue(messages)
 
     def _gathered(self, writes: list[RecordedWrite]) -> list[RecordedWrite]:
         """The calls; those of single events for one table together, where no other table can see when it gets its rows."""

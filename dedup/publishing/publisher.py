@@ -183,17 +183,23 @@ class Publisher:
     def _new(self, page: Sequence[OutgoingEvent], hashes: Mapping[str, int]) -> list[OutgoingEvent]:
         """Those that nobody has published; what others have stored and not sent yet is waited for."""
         self._limits.on_step("look")
-        known = self._known(list(hashes))
-        for id, found in known.items():
-            if found.payload_hash != hashes[id]:
-                raise KeyConflict(f"Id {id!r} was published to {self._to.topic!r} with another body. Nothing of this page was stored.")
-        for id, found in known.items():
-            if not found.confirmed:
+        known = self._same(hashes)
+        while waiting := {id: found for id, found in known.items() if not found.confirmed}:
+            for id, found in waiting.items():
                 self._wait_for(id, found.publisher)
+            known = self._same(hashes)  # somebody may have given one up, which is new then
         firsts: dict[object, OutgoingEvent] = {}
         for number, event in enumerate(page):
             firsts.setdefault(number if event.id is None else event.id, event)
         return [event for name, event in firsts.items() if name not in known]
+
+    def _same(self, hashes: Mapping[str, int]) -> Mapping[str, Any]:
+        """Those that are known. Raises KeyConflict where one has another body."""
+        known = self._known(list(hashes))
+        for id, found in known.items():
+            if found.payload_hash != hashes[id]:
+                raise KeyConflict(f"Id {id!r} was published to {self._to.topic!r} with another body. Nothing of this page was stored.")
+        return known
 
     def _known(self, ids: Sequence[str]) -> Mapping[str, Any]:
         owner = self._lanes.owner()
@@ -201,9 +207,9 @@ class Publisher:
         return found
 
     def _wait_for(self, id: str, publisher: int) -> None:
-        """Until the group that stored this id has sent it; if its process is gone, send what it left."""
+        """Until the group that stored this id has sent it, or somebody has given it up; if its process is gone, send what it left."""
         end, state, why = time.monotonic() + self._limits.max_outage, self._lanes.state, None
-        while not self._known([id])[id].confirmed:
+        while (found := self._known([id]).get(id)) is not None and not found.confirmed:
             name = state.name_of(publisher)
             if state.is_gone(publisher) and (why := self._send_left(name)) is None:
                 continue

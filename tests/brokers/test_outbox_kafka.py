@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from typing import Any
 
@@ -9,10 +10,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 
-from checkpoint.errors import DestinationUnavailable
+from checkpoint.errors import ConfigError, DestinationUnavailable
 from dedup.kafka import Broker, Topics, log_reader
 from dedup.kafka.outbox import _Sender
-from dedup.outbox import Message
+from dedup.outbox import Message, Outcome
 from kit.kafka_kit import Topic, received
 
 
@@ -78,3 +79,29 @@ def test_a_broker_that_is_away_is_nobodys_fault() -> None:
     """No message is given up while nobody answers."""
     with pytest.raises(DestinationUnavailable):
         Topics("127.0.0.1:1", timeout=1.0).send([Message(0, "t", None, "id", b"")])
+
+
+def test_what_waits_for_a_topic_is_sent_once_when_it_exists(kafka: Any) -> None:
+    """A topic that is not there holds back no other one, none of its messages has failed, and nothing of that counts once it is there."""
+    late, there = (Topic(kafka.servers, f"{name}-{uuid.uuid4().hex[:8]}") for name in ("late", "there"))
+    there.create(partitions=1)
+    out = Topics(kafka.servers, {"topic.metadata.propagation.max.ms": 500})
+    todo = [Message(n, (late, there)[n % 2].name, b"k", f"id-{n}", b"same") for n in range(6)]
+    outcome = out.send(todo)
+    assert not outcome.failed and outcome.unsent == {0, 2, 4} and list(outcome.away) == [late.name]
+    late.create(partitions=1)
+    left = [todo[place] for place in sorted(outcome.unsent)]
+    until = time.monotonic() + 30
+    while (outcome := out.send(left)).away and time.monotonic() < until:
+        assert not outcome.failed
+    assert outcome == Outcome()
+    out.close()
+    assert [m.headers()[0][1] for m in received(late, 1)] == [b"id-0", b"id-2", b"id-4"]
+    assert [m.headers()[0][1] for m in received(there, 1)] == [b"id-1", b"id-3", b"id-5"]
+
+
+@pytest.mark.parametrize("settings", [{"bogus.setting": "1"}, {"acks": 1}])
+def test_settings_that_the_client_refuses_are_an_error_of_the_configuration(settings: dict[str, Any]) -> None:
+    """Not of the broker, which a dispatcher would wait for, and no exception of the driver."""
+    with pytest.raises(ConfigError, match="librdkafka does not take these settings"):
+        Topics("127.0.0.1:1", settings).send([Message(0, "t", None, "id", b"")])

@@ -108,7 +108,7 @@ def test_handlers_of_events_publish_with_stable_ids(place: Place) -> None:
 
 
 def test_ids_are_given_derived_or_random(place: Place) -> None:
-    """id= is taken as it is; without positions or an order ids are random; the same ordinal twice is an error that names order=."""
+    """id= is taken as it is; without positions or an order ids are random; a number that comes twice, in two calls too, is an error."""
     run = consumer(place.store())
     run._handler = None
 
@@ -119,6 +119,8 @@ def test_ids_are_given_derived_or_random(place: Place) -> None:
         tx.publish(outgoing(rows), "derived", order="n")
         if "twice" in flatten(rows)["id"].to_pylist():
             tx.publish(pa.concat_tables([outgoing(rows), outgoing(rows)]), "twice", order="n")
+        if "two calls" in flatten(rows)["id"].to_pylist():
+            tx.publish(outgoing(rows), "derived", order="n")
 
     run(batch(*orders(range(2))), 0)
     found = place.store().outbox("shop").entries(Chosen())
@@ -126,6 +128,8 @@ def test_ids_are_given_derived_or_random(place: Place) -> None:
     assert len({e.id for e in found}) == 6
     with pytest.raises(HandlerError, match="order="):
         run(batch(event(5, "twice")), 1)
+    with pytest.raises(HandlerError, match="over all calls"):
+        run(batch(event(6, "two calls")), 1)
 
 
 def test_an_id_that_is_given_twice_is_sent_twice(place: Place) -> None:

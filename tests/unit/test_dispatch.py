@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
 
 from checkpoint.errors import DestinationUnavailable
-from dedup.core.messages import Asked, Failed, Message
+from dedup.core.messages import Asked, Failed, Marks, Message
 from dedup.outbox import Dispatcher, ExactlyOnce, Outcome, SendFailure
 from dedup.outbox.dispatch import Dispatched, Patience
 from dedup.outbox.exactly_once import Flight
@@ -193,3 +194,131 @@ def test_exactly_once_sends_to_a_topic_once_it_exists() -> None:
 
     one.run(stop, every=0.01, tell=tell)
     assert box.sent == [1, 0] and not one._alone and all(not done.dead for done in rounds)
+
+
+class Stream:
+    """An outbox that always has another message for "good", and one for "bad"."""
+
+    parallel, consumer = False, "c"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.limits: list[int] = []
+        self._bad = Message(0, "bad", b"k", "id-0", b"x")
+
+    @contextmanager
+    def turn(self, asked: Asked) -> Iterator[Any]:
+        self.limits.append(asked.limit)
+        number = len(self.limits)
+        waiting = [*([] if self._bad in self.sent else [self._bad]), Message(number, "good", b"k", f"id-{number}", b"x")]
+        yield Marked(self, [m for m in waiting if m.topic not in asked.resting_topics])
+
+
+class Marked(Turn):
+    """What it gives; notes what was sent."""
+
+    def __init__(self, stream: Stream, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self._stream = stream
+
+    def mark(self, marks: Marks) -> None:
+        self._stream.sent += [m for m in self.messages if m.number in marks.sent]
+
+
+class Says:
+    """A destination that says the same of each turn."""
+
+    def __init__(self, outcome: Callable[[Sequence[Message]], Outcome]) -> None:
+        self.send, self.calls = outcome, 0
+
+    def close(self) -> None: ...
+
+
+def test_a_dispatcher_that_always_has_messages_stops_when_it_is_told_to() -> None:
+    """And what it has sent is told meanwhile: a round has an end, however much comes."""
+    stop, told, box = threading.Event(), list[Dispatched](), Stream()
+
+    def send(messages: Sequence[Message]) -> Outcome:
+        if len(box.limits) > 300:
+            stop.set()
+        assert len(box.limits) < 1_000, "it does not stop"
+        return Outcome()
+
+    ticks = itertools.count()
+    Dispatcher(box, Says(send), clock=lambda: float(next(ticks))).run(stop, tell=told.append)
+    assert len(told) > 3 and sum(one.sent for one in told) == len(box.sent) > 300
+
+
+def test_a_topic_that_took_nothing_has_its_turn_again_while_others_have_messages() -> None:
+    """It is tried again after its rest, though there is always another message for another topic, and counts no attempt."""
+    stop, box, away = threading.Event(), Stream(), [3]
+
+    def send(messages: Sequence[Message]) -> Outcome:
+        assert len(box.limits) < 1_000, "it is not tried again"
+        if any(m.topic == "bad" for m in messages) and away[0]:
+            away[0] -= 1
+            return Outcome(unsent={0}, away={"bad": "it is not there."})
+        if any(m.topic == "bad" for m in box.sent):
+            stop.set()
+        return Outcome()
+
+    ticks = itertools.count()
+    Dispatcher(box, Says(send), patience=SOON, clock=lambda: float(next(ticks))).run(stop)
+    assert not away[0] and box._bad in box.sent
+
+
+def test_once_sends_what_waits_and_the_error_of_a_topic_comes_last() -> None:
+    """It ends though there is always another message; what took nothing is told when the others were sent."""
+    box = Stream()
+    bad = Says(lambda messages: Outcome(unsent={0}, away={"bad": "it is not there."}) if messages[0].topic == "bad" else Outcome())
+    with pytest.raises(DestinationUnavailable, match="'bad' took nothing: it is not there"):
+        Dispatcher(box, bad).once(5)
+    assert len(box.sent) == 5
+    assert Dispatcher(box, Says(lambda messages: Outcome())).once(7).sent >= 7
+
+
+def test_a_destination_that_takes_nothing_and_says_nothing_is_away() -> None:
+    """No loop of turns without an end: what neither was sent nor has failed is an outage."""
+    with pytest.raises(DestinationUnavailable, match="does not say why"):
+        Dispatcher(Box(), Says(lambda messages: Outcome(unsent=set(range(len(messages)))))).once()
+
+
+def test_a_message_that_was_refused_alone_is_no_outage() -> None:
+    """It counts its attempts though nothing else waits, and is given up in the end."""
+    box = Box()
+    box.waiting = [box.waiting[0]._replace(attempts=4)]
+    marked: list[Marks] = []
+
+    @contextmanager
+    def turn(asked: Asked) -> Iterator[Any]:
+        one = Turn([] if marked else box.waiting)
+        one.mark = marked.append  # type: ignore[attr-defined]
+        yield one
+
+    box.turn = turn  # type: ignore[method-assign,assignment]
+    refused = SendFailure("EventHubError argument-error", "no", permanent=False, alone=True)
+    assert Dispatcher(box, Says(lambda messages: Outcome({0: refused}))).once().dead == 1
+
+
+def test_turns_are_smaller_after_one_that_the_destination_did_not_take_in_time() -> None:
+    """Else a slow receiver gets the same messages again and again. A store that gives twice what it was asked for is asked for less."""
+    stop, sent, todo = threading.Event(), list[int](), [Message(n, "t", None, str(n), b"") for n in range(32)]
+
+    @contextmanager
+    def turn(asked: Asked) -> Iterator[Any]:
+        one = Turn([] if asked.resting_topics else todo[len(sent) :][: 2 * asked.limit])
+        one.mark = lambda marks: sent.extend(marks.sent)  # type: ignore[attr-defined]
+        yield one
+
+    def slow(messages: Sequence[Message]) -> Outcome:
+        assert next(calls) < 100, "the same messages come again and again"
+        if len(messages) > 5:
+            raise DestinationUnavailable("not acknowledged in time")
+        if sent and sent[-1] + len(messages) >= 31:
+            stop.set()
+        return Outcome()
+
+    box, calls, ticks = Box(), itertools.count(), itertools.count()
+    box.turn = turn  # type: ignore[method-assign,assignment]
+    Dispatcher(box, Says(slow), limit=16, patience=SOON, clock=lambda: float(next(ticks))).run(stop)
+    assert sent == [*range(32)]
