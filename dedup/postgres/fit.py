@@ -10,6 +10,7 @@ import binascii
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -163,17 +164,27 @@ def _float(arrow: pa.DataType, column: Column) -> CastPlan | None:
 
 
 def _numeric(arrow: pa.DataType, column: Column) -> CastPlan | None:
-    if at.is_floating(arrow):
-        return CastPlan(lambda values: values, fast=False)  # PostgreSQL reads the shortest decimal form; infinities included
+    if at.is_floating(arrow):  # PostgreSQL reads the shortest decimal form; infinities included
+        return CastPlan(lambda values: values if at.is_float64(arrow) else values.cast(pa.string()), fast=False)
     if not (at.is_decimal(arrow) or at.is_integer(arrow) or at.is_null(arrow)):
         return None
     precision, scale = _precision(column, arrow)
     if not 0 <= scale <= precision <= 38 or (at.is_integer(arrow) and scale > 18):
-        return CastPlan(lambda values: values, fast=False)
+        return CastPlan(partial(_whole, column, scale), fast=False)
     if at.is_integer(arrow):  # Arrow asks for room for any integer before it looks at the values
         wide = _to(pa.decimal128(20 + scale, scale))
         return CastPlan(lambda values: _to(pa.decimal128(precision, scale), wanted=type_for(arrow)).cast(wide.cast(values)), fast=True)
     return _to(pa.decimal128(precision, scale))
+
+
+def _whole(column: Column, scale: int, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The values, which go as text. Raises Misfit for one with digits that the server would round away."""
+    if at.is_null(values.type):
+        return values
+    finer = pc.fill_null(pc.not_equal(pc.round(values, ndigits=scale), values), False)
+    if (first := pc.index(finer, True).as_py()) >= 0:
+        raise Misfit(f"row {first} is finer than {column.type}, which would round it", type_for(values.type))
+    return values
 
 
 def size_of(column: Column) -> tuple[int | None, int | None]:
@@ -235,11 +246,17 @@ def _short(values: pa.ChunkedArray, limit: int | None) -> pa.ChunkedArray:
 def _json(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if is_text(arrow) or at.is_null(arrow):
         return CastPlan(lambda values: _clean(values.cast(pa.string())), fast=True)
-    if at.is_nested(arrow):
+    if at.is_nested(arrow) and not _has_bytes(arrow):
         return CastPlan(
             lambda values: pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()), fast=True
         )
     return None
+
+
+def _has_bytes(arrow: pa.DataType) -> bool:
+    """Whether there are bytes somewhere in values of this type: JSON has none."""
+    inner = [arrow.field(number).type for number in range(arrow.num_fields)]
+    return at.is_binary(arrow) or at.is_large_binary(arrow) or at.is_fixed_size_binary(arrow) or any(map(_has_bytes, inner))
 
 
 def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
