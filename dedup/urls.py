@@ -87,7 +87,10 @@ def check_consumer(store: Store, name: str) -> None:
 _SECRETS = (
     (re.compile(r"(://[^/\s:@]*:)[^\s]*(?=@)"), r"\1***"),  # user:password@, the password may hold an @ of its own
     (
-        re.compile(r"\b(password|sslpassword|sig|secret|token|AccountKey|SharedAccessKey)(\s*=\s*)('[^']*'|[^\s&;]+)", re.IGNORECASE),
+        re.compile(
+            r"\b(password|sslpassword|oauth_client_secret|sig|secret|token|AccountKey|SharedAccessKey)(\s*=\s*)('[^']*'|[^\s&;]+)",
+            re.IGNORECASE,
+        ),
         r"\1\2***",
     ),
 )

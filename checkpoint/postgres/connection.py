@@ -30,8 +30,11 @@ _DEFAULTS = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # Keepalives are not sent while the server owes an answer to what was sent: the kernel would try that again for a quarter of an hour.
+    "tcp_user_timeout": "60000",
 }
-SECRETS = ("password", "sslpassword")
+SECRETS = ("password", "sslpassword", "oauth_client_secret")
+"""What libpq 18 marks as a password to be hidden (PQconndefaults, dispchar "*")."""
 
 _URL = re.compile(r"\Apostgres(ql)?://", re.IGNORECASE)
 """What a URL begins with. The case of a scheme has no meaning (RFC 3986, 3.1), but libpq takes only lower case."""

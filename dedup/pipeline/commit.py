@@ -33,7 +33,7 @@ from deadletter.policy import OwnPolicy, Used
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Park
 from dedup.core import decision, planning
-from dedup.core.envelope import check_positions
+from dedup.core.envelope import POSITION, check_positions
 from dedup.core.index import Index, check_repeats
 from dedup.core.keys import LOG_TIME, SEQUENCE
 from dedup.core.letter_messages import messages_of
@@ -392,12 +392,16 @@ def refuse_other_events(chunk: Chunk, sifted: Sifted, transaction: Transaction, 
         _check_redeliveries(chunk, sifted, transaction, store, on_conflict)
 
 
+_OF_A_POSITION = ("id", "incarnation", "payload_hash", *POSITION)
+"""What of a letter tells whether it explains an event at its position."""
+
+
 def _check_redeliveries(chunk: Chunk, sifted: Sifted, transaction: Transaction, store: Store, on_conflict: OnKeyConflict) -> None:
     head, known = transaction.head, transaction.known(sifted.recheck)
     rows = planning.suspects(sifted, known, compare_payload=on_conflict != "duplicate")
     if len(rows):
         spans = [Selection(head.consumer, *p, first=first, last=last, limit=None) for p, first, last in _spans(sifted.index, rows)]
-        letters = pa.concat_tables([store.letters(span) for span in spans])
+        letters = pa.concat_tables([store.letters(span, _OF_A_POSITION) for span in spans])  # bodies and stacks may be large
         rows = planning.unexplained(sifted.index, rows, letters, head, partial(_edited, store))
     if len(rows) and head.floors:
         rows = np.setdiff1d(rows, _purged_duplicates(chunk, sifted, rows, known, store, head))

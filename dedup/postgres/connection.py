@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -161,15 +161,30 @@ class Lease:
         self.over = False
         self.ended = False  # whether the handler has ended the transaction
         self.fatal: psycopg.Error | None = None  # after which only a new transaction can go on
+        self._streams: list[weakref.ref[Iterator[Any]]] = []  # a strong one would keep what the handler has let go of
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """The time in which a handler runs."""
+        """The time in which a handler runs. What it streams ends with it: a stream keeps the connection to itself."""
         self.over, self.fatal = False, None
         try:
             yield
         finally:
+            self._end_streams()
             self.over = True
+
+    def streaming(self, rows: Generator[Any, None, None]) -> Iterator[Any]:
+        """The same rows, which end at the latest when the handler is done."""
+        self._streams.append(weakref.ref(rows))
+        return rows
+
+    def _end_streams(self) -> None:
+        for made in self._streams:
+            rows: Any = made()
+            if rows is not None:
+                with suppress(psycopg.Error, HandlerError, ValueError):  # the session's state says what came of it
+                    rows.close()
+        self._streams.clear()
 
     def check(self) -> None:
         """Raise HandlerError once it is over, or where the handler has ended the transaction."""
@@ -251,7 +266,10 @@ class HandlerCursor(psycopg.Cursor[Any]):
         self._lease.check_answer(self.statusmessage)
 
     def stream(self, query: Any, params: Any = None, **options: Any) -> Iterator[Any]:
-        """Psycopg's stream."""
+        """Psycopg's stream. It ends with the handler."""
+        return self._lease.streaming(self._streamed(query, params, **options))
+
+    def _streamed(self, query: Any, params: Any, **options: Any) -> Generator[Any, None, None]:
         with self._lease.sending(), _one_statement():
             yield from super().stream(query, params, **options)
 

@@ -31,9 +31,15 @@ from dedup.postgres.connection import ENDED, HandlerConnection, Lease
 from dedup.postgres.epoch import check_epoch, open_guarded, own_settings, refuse_lazy_commit
 from dedup.postgres.keys import Probe, begin_probe, look_up, reserve_probed, some_new
 
+_RUNNING = (
+    "A statement of the handler still runs on tx.connection, in another thread perhaps. Nothing of this batch is committed. End all "
+    "statements before the handler returns."
+)
+
 _SWALLOWED = (
     "The handler went on after an error of tx.connection, and the database takes nothing any more until that is undone. "
-    "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`."
+    "Let the error through, or make the part that may fail a savepoint: `with tx.connection.transaction():`. A `cursor.stream()` that is "
+    "left before its end cancels its query, which is such an error: read it to its end, or ask for fewer rows."
 )
 
 
@@ -208,6 +214,9 @@ class PgTransaction:
     def _undo_attempt(self) -> None:
         if self._lease.ended or self._connection.info.transaction_status == TransactionStatus.IDLE:
             raise HandlerError(ENDED)
+        if self._connection.info.transaction_status == TransactionStatus.ACTIVE:
+            self._connection.close()  # nothing can be undone here: all of the transaction is
+            raise HandlerError(_RUNNING)
         if self._connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
             try:
                 self._connection.execute("rollback to savepoint dedup_attempt")
@@ -220,6 +229,8 @@ class PgTransaction:
     def _refuse_ended(self) -> None:
         if self._lease.ended or self._connection.info.transaction_status == TransactionStatus.IDLE:
             raise HandlerError(ENDED)
+        if self._connection.info.transaction_status == TransactionStatus.ACTIVE:
+            raise HandlerError(_RUNNING)
         if self._connection.info.transaction_status == TransactionStatus.INERROR:
             raise psycopg.errors.InFailedSqlTransaction(_SWALLOWED)
 

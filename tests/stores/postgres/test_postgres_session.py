@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import Rollback
 from psycopg.types.string import TextLoader
@@ -14,6 +16,7 @@ from checkpoint.errors import HandlerError
 from deadletter.selection import Selection
 from dedup import DeadLetters, reprocess
 from dedup.postgres import PostgresStore
+from dedup.urls import mask_secrets
 from kit.orders import batch, consumer, event
 from kit.pg_help import epoch, finish, rows
 from kit.pg_run import run
@@ -130,6 +133,59 @@ def test_copies_and_streams_run_inside_the_transaction(store: PostgresStore, pos
         assert run(postgres, "select a from sink") == []
         finish(tx, 0, 0, reserved=0)
     assert run(postgres, "select a from sink") == [(1,)]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_a_stream_that_a_handler_has_left_ends_with_its_attempt(store: PostgresStore, postgres: str, size: int) -> None:
+    """Its query keeps the connection to itself: what a failed handler has written is undone all the same, and the batch goes on."""
+    number, kept = epoch(store), list[Any]()
+    # A small result has come by then, and the query of a large one is cancelled.
+    cancelled = pytest.raises(psycopg.errors.InFailedSqlTransaction, match="read it to its end")
+    forgotten: AbstractContextManager[Any] = nullcontext() if size == 3 else cancelled
+
+    def begin(tx: Any, value: int) -> None:
+        tx.connection.execute("insert into sink values (%s)", [value])
+        kept.append(tx.connection.cursor().stream("select generate_series(1, %s)", [size]))
+        assert next(kept[-1]) == (1,)
+
+    with store.begin("shop", number) as tx:
+        with pytest.raises(ZeroDivisionError), tx.attempt():
+            begin(tx, 1)
+            raise ZeroDivisionError
+        with forgotten, tx.attempt():
+            begin(tx, 2)
+        with tx.attempt():
+            tx.connection.execute("insert into sink values (3)")
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from sink order by a") == [*[(2,)] * (size == 3), (3,)]
+
+
+def test_an_event_whose_handler_fails_in_a_stream_is_parked(store: PostgresStore, postgres: str) -> None:
+    """The error's stack keeps the rows that it was reading: the letter has to be written on the same connection."""
+    run_it = consumer(store)
+    run_it._handler = None
+
+    @run_it.foreach
+    def book(one: Any, tx: Any) -> None:
+        tx.connection.execute("insert into sink values (%s)", [one.sequence_number])
+        known = tx.connection.cursor().stream("select generate_series(1, 3)")
+        for _ in known:
+            if one.sequence_number == 1:
+                raise ValueError("a bad order")
+
+    report = run_it(batch(event(0, "a"), event(1, "bad"), event(2, "c")), 0)
+    assert (report.processed, report.dead_lettered) == (2, 1)
+    assert run(postgres, "select a from sink order by a") == [(0,), (2,)]
+
+
+def test_no_message_shows_what_libpq_hides() -> None:
+    """Each option of a connection that libpq marks as a password is ***, wherever a connection string is shown."""
+    hidden = [o.keyword.decode() for o in psycopg.pq.Conninfo.get_defaults() if o.dispchar == b"*"]
+    assert "password" in hidden
+    for name in hidden:
+        shown = repr(PostgresStore(f"host=x {name}=tr0ub4dor"))
+        assert f"{name}=***" in shown and "tr0ub4dor" not in shown + mask_secrets(f"host=x {name}=tr0ub4dor")
 
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
