@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +18,7 @@ from dedup import PostgresStore
 from dedup.publishing import OutgoingEvent, Published, Publisher
 from dedup.publishing.events import RESERVED
 from dedup.publishing.lanes import Lanes
+from dedup.publishing.postgres import Publishers
 from kit.pg_run import run
 from kit.publish_kit import Broker, consumed, copied, events, kept, publisher, restored, sender, texts, waiting
 
@@ -229,6 +233,27 @@ def test_who_could_not_send_what_a_dead_publisher_left_lets_others_try(postgres:
             assert south.publish_once("a", b"x") == Published(known=1)
         assert west.publish_once("a", b"x") == Published(known=1)
     assert kept(eventhubs, hub) == [b"x"]
+
+
+def test_an_id_that_a_person_gives_up_meanwhile_is_sent_by_who_waits_for_it(postgres: str, eventhubs: Any, hub: str) -> None:
+    """Whoever waits for the group that stored it is new then, and sends it; it is not counted as known, and nothing of the page is lost."""
+    east = publisher(postgres, eventhubs, hub, "east", max_outage=0.2)
+    eventhubs.order("drop_sends", count=1_000)
+    with pytest.raises(NotConfirmed):
+        east.publish_once("a", b"x")
+    eventhubs.order("calm")
+    given_up = list[str]()
+
+    def give_up(seconds: float) -> None:
+        if not given_up:
+            with closing(Publishers(postgres, "dedup")) as people:
+                given_up.append(str(people.discard(people.one("east", "", ""), None, None, "ann", "it is sent elsewhere")))
+
+    with publisher(postgres, eventhubs, hub, "west", max_outage=30.0) as west, patch("dedup.publishing.publisher.time.sleep", give_up):
+        assert west.publish_once("a", b"x") == Published(new=1)
+    assert given_up == ["1"] and kept(eventhubs, hub) == [b"x"]
+    with contextlib.suppress(Fenced):
+        east.close()
 
 
 def test_an_error_of_giving_a_group_back_does_not_hide_why(
