@@ -30,8 +30,7 @@ _DEFAULTS = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
-    # Keepalives are not sent while the server owes an answer to what was sent: the kernel would try that again for a quarter of an hour.
-    "tcp_user_timeout": "60000",
+    # No tcp_user_timeout: it would also end a COPY that waits in the server for a lock, once the buffers between are full (tcp(7)).
 }
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
 """What libpq 18 marks as a password to be hidden (PQconndefaults, dispchar "*")."""
