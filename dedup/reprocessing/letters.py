@@ -225,7 +225,7 @@ class _Reprocess:
         if not page.num_rows:
             return
         ids = page["id"].to_pylist()
-        states = with_replanning(lambda: self._transact([i for i in ids if i not in lost], lost, bodies))
+        states = with_replanning(lambda: self._transact([i for i in self._first(page) if i not in lost], lost, bodies))
         self._note_unread(page, self.closed)
         page = self._not_done(page)
         self.done.update(ids)
@@ -250,6 +250,13 @@ class _Reprocess:
         missing = {} if self.options.skip_missing else dict.fromkeys(bodies.gone, GONE)
         self._note_unread(letters, {**bodies.unread, **missing})
         return bodies.whole, bodies.gone - missing.keys()
+
+    def _first(self, page: pa.Table) -> list[str]:
+        """Those that nothing blocks but others of these. The rest is not locked: who lets one go on would wait for our handler."""
+        if Status.BLOCKED not in page["status"].to_pylist():
+            return list(page["id"].to_pylist())
+        now = self.job.store.letters(Selection(ids=tuple(page["id"].to_pylist()), limit=None), ["id", "status", "blocked_by"])
+        return list(eligible(now)["id"].to_pylist())
 
     def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, WholeEvent]) -> dict[str, int]:
         """One transaction; letter -> what became of it."""

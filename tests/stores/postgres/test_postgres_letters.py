@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,9 +17,10 @@ from deadletter.letter import Kind
 from deadletter.policy import Used
 from deadletter.selection import Selection
 from deadletter.store import Commit, Free, Note
-from dedup import reprocess
+from dedup import DeadLetters, reprocess
+from dedup.core.store import Store
 from dedup.postgres import PostgresStore, wire
-from kit.orders import assert_proven, batch, consumer, event
+from kit.orders import assert_proven, batch, consumer, event, ids
 from kit.people import fixed
 from kit.pg_help import FAILED_AT, WAITING, change, changing, chunk, epoch, finish, keys, letter, letters_of, park, record
 from kit.pg_proxy import until
@@ -303,3 +305,42 @@ def test_a_purged_key_without_position_is_a_letter_again(postgres: str) -> None:
     held = {(row["status"], row["holds_key"]) for row in shop.letters(ALL).to_pylist()}
     assert held == {("REPROCESSED", False), ("OPEN", True)}
     assert_proven(shop)
+
+
+def sequenced(store: Store, bad: Callable[[str], bool]) -> Any:
+    """A consumer that keeps the order of amounts."""
+    made = consumer(store, sequence_key="data.amount")
+    made._handler = None
+
+    @made.foreach(into="orders")
+    def book(one: Any, tx: Any) -> Any:
+        if bad(one.data["id"]):
+            raise ValueError("a bad order")
+        return one.data
+
+    return made
+
+
+@pytest.mark.timeout(60)
+def test_a_letter_that_cannot_be_run_yet_keeps_nobody_waiting(postgres: str) -> None:
+    """It is selected, and waits behind another one: while the handler runs for others, that one can be given up, and the stream goes on."""
+    place = PostgresPlace(postgres)
+    place.create_sink()
+    sequenced(place.store(), lambda i: i in ("a0", "x"))(batch(event(0, "a0", 1), event(1, "a1", 1), event(2, "x", 2)), 0)
+    first, behind, other = (row["id"] for row in place.store().letters(ALL).to_pylist())
+
+    def others() -> None:
+        assert DeadLetters(place.store()).discard(Selection(ids=(first,)), by="ann", reason="not wanted").changed == 1
+        assert sequenced(place.store(), lambda _: False)(batch(event(3, "a2", 1)), 1).dead_lettered == 1
+
+    def meanwhile(name: str) -> bool:
+        if name == "x":
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(others).result(timeout=20)
+        return False
+
+    report = reprocess(Selection(ids=(behind, other)), sequenced(place.store(), meanwhile))
+    assert (report.reprocessed, report.waiting) == (1, 1)
+    assert reprocess(Selection(), sequenced(place.store(), lambda _: False)).reprocessed == 2
+    assert sorted(ids(place.read())) == ["a1", "a2", "x"]
+    assert_proven(place.store())
