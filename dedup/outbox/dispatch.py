@@ -182,6 +182,7 @@ class Dispatcher:
         self.outbox, self.destination, self.patience, self._on_step = outbox, destination, patience or Patience(), on_step
         self._asked = Asked(tuple(topics), limit, blocking=blocking)
         self._limit = limit  # of the next turn
+        self._in_round = 0  # messages that this round is done with
         self._clock = clock
         self._workers = workers if outbox.parallel else 1
         self._resting = _Resting(clock)

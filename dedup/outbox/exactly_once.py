@@ -92,7 +92,11 @@ class ExactlyOnce(Dispatcher):
         outcome = Outcome()
         if not flight.fresh:
             self._broker.connect(anew=True)  # after we got the flight: who had it before us cannot commit it when we take it back
-        if flight.fresh or not self._broker.has(flight):
+        is_sent = not flight.fresh and self._broker.has(flight)
+        if not is_sent and not flight.fresh and len(flight.messages) > self._limit:
+            self._flights.ground(flight, None)  # it was not sent in time
+            return Marks()
+        if not is_sent:
             self._on_step("send")
             outcome = self._send(flight)
         self._on_step("sent")
@@ -106,7 +110,7 @@ class ExactlyOnce(Dispatcher):
         return Marks(sent=[m.number for m in flight.messages])
 
     def _send(self, flight: Flight) -> Outcome:
-        """As the broker's `send`. Flights that follow one of which nobody knows whether it was committed are smaller."""
+        """As the broker's `send`. After one of which nobody knows whether it was committed, flights are smaller."""
         try:
             return self._broker.send(flight)
         except DestinationUnavailable:

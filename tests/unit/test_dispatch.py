@@ -196,6 +196,27 @@ def test_exactly_once_sends_to_a_topic_once_it_exists() -> None:
     assert box.sent == [1, 0] and not one._alone and all(not done.dead for done in rounds)
 
 
+def test_exactly_once_takes_a_flight_back_that_is_too_large_for_the_time_out() -> None:
+    """It was noted and not committed in time: its messages go in smaller flights, in place of the same one for ever."""
+    tries, stop = list[int](), threading.Event()
+
+    class Slow(Broker):
+        def send(self, flight: Flight) -> Outcome:
+            tries.append(len(flight.messages))
+            assert len(tries) < 50, "the same flight again and again"
+            if len(flight.messages) > 2:
+                raise DestinationUnavailable("not in time")
+            if flight.messages[-1].number == 7:
+                stop.set()
+            return Outcome()
+
+    box = Flying(*(Message(n, "a", None, f"id{n}", b"x") for n in range(8)))
+    one = ExactlyOnce(box, Slow())  # type: ignore[arg-type]
+    one.patience = SOON
+    one.run(stop, every=0.01)
+    assert box.sent == [*range(8)] and tries[:3] == [8, 4, 2]
+
+
 class Stream:
     """An outbox that always has another message for "good", and one for "bad"."""
 
