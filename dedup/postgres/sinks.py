@@ -294,6 +294,8 @@ def send(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], row
                 )
     except psycopg.Error as error:
         raise refused_rows(sink, error, unread(connection, sink, plans, rows, error, plain), plain) from error
+    except (ValueError, OverflowError) as error:  # of the client: pgpq at the ends of a type, Python behind the year 9999
+        raise RowsRefused(f"A row for {sink.name} has a value that cannot be sent: {error}. Nothing of the rows was written.") from error
     return kept
 
 

@@ -201,6 +201,22 @@ def test_what_does_not_fit_is_refused_before_any_row_is_sent(connection: Connect
         assert connection.execute("select count(*) from t").fetchone() == (0,), "the transaction is not aborted"
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("timestamptz[]", pa.array([[253_433_664_000_000_000]], pa.list_(pa.timestamp("us", "UTC")))),
+        ("timestamp", pa.array([-(2**63)], pa.timestamp("us"))),
+    ],
+    ids=["a year of five digits in an array", "the earliest time of Arrow"],
+)
+def test_a_value_that_the_client_cannot_send_is_the_fault_of_its_row(connection: Connection, kind: str, values: pa.Array) -> None:
+    """It is RowsRefused, as if the server had refused it, and the transaction goes on."""
+    connection.execute(f"create table t (v {kind})".encode())
+    with pytest.raises(RowsRefused, match='"t" has a value that cannot be sent'):
+        write(connection, "t", pa.table({"v": values}))
+    assert connection.execute("select count(*) from t").fetchone() == (0,)
+
+
 def test_columns_are_matched_by_name_and_all_that_is_wrong_is_named_at_once(connection: Connection) -> None:
     """Missing, additional, misspelled, generated and null columns, in one error."""
     connection.execute(
