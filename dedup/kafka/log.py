@@ -18,7 +18,7 @@ from checkpoint import given
 from checkpoint.errors import IncarnationChanged
 from dedup.core.log import AnyLogReader
 from dedup.core.settings import KAFKA_LOG
-from dedup.kafka.broker import Broker
+from dedup.kafka.broker import Broker, settings_taken
 
 MANY = 5_000
 """Messages taken from the client at once."""
@@ -95,17 +95,17 @@ class LogReader(AnyLogReader):
 
     @contextmanager
     def _consumer(self) -> Iterator[Consumer]:
-        consumer = Consumer(
-            self.broker.settings(
-                group_id=f"dedup-{uuid.uuid4().hex}",  # a name is asked for; nothing is ever committed under it
-                enable_auto_commit=False,
-                enable_auto_offset_store=False,
-                enable_partition_eof=True,
-                auto_offset_reset="error",
-                isolation_level=self._isolation,
-                queued_max_messages_kbytes=16_384,
-            )
+        settings = self.broker.settings(
+            group_id=f"dedup-{uuid.uuid4().hex}",  # a name is asked for; nothing is ever committed under it
+            enable_auto_commit=False,
+            enable_auto_offset_store=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+            isolation_level=self._isolation,
+            queued_max_messages_kbytes=16_384,
         )
+        with settings_taken():
+            consumer = Consumer(settings)
         try:
             yield consumer
         finally:

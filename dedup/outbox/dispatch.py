@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from checkpoint import given
@@ -249,7 +250,7 @@ class Dispatcher:
         while not stop.is_set():
             until = self._clock() + LONGEST_ROUND
             try:
-                done, away = self._round(lambda until=until: stop.is_set() or self._clock() >= until), 0  # type: ignore[misc]
+                done, away = self._round(partial(self._is_over, stop, until)), 0
             except (StoreUnavailable, DestinationUnavailable) as error:
                 wait, away = self.patience.wait(away), away + 1
                 log.warning("outbox: %s Again in %.1f s", error, wait, extra={"consumer": self.outbox.consumer})
@@ -260,6 +261,9 @@ class Dispatcher:
             due = self._resting.next()
             if self._clock() < until:  # else there is more
                 stop.wait(pause if due is None else min(pause, due + 0.01))
+
+    def _is_over(self, stop: threading.Event, until: float) -> bool:
+        return stop.is_set() or self._clock() >= until
 
     def _turn(self, found: Callable[[], None] = lambda: None) -> Marks | None:
         in_hand: Sequence[Message] = ()

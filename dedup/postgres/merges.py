@@ -99,7 +99,7 @@ def _read(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, p
         try:
             with connection.transaction():
                 staged = replace(part, name=_STAGED)
-                sinks.copy(connection, staged, plans, sending := sinks.fitted(part, plans, texts))
+                sinks.copy(connection, part, plans, sending := sinks.fitted(part, plans, texts), into=_STAGED)
         except psycopg.Error as error:
             found = sinks.unread(connection, staged, plans, sending, error, plain)
             raise sinks.refused_rows(sink, error, found, plain) from error
@@ -209,7 +209,7 @@ def _delete(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table,
 
 def _stage(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, plans: dict[str, CastPlan]) -> None:
     _run(connection, sql, "merge_stage", sink, columns=_listed(rows.column_names))
-    sinks.copy(connection, replace(sink, name=_STAGED), plans, rows)
+    sinks.copy(connection, sink, plans, rows, into=_STAGED)
 
 
 def _newer(how: Merge) -> str:

@@ -294,21 +294,29 @@ def send(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], row
                 )
     except psycopg.Error as error:
         raise refused_rows(sink, error, unread(connection, sink, plans, rows, error, plain), plain) from error
-    except (ValueError, OverflowError) as error:  # of the client: pgpq at the ends of a type, Python behind the year 9999
-        raise RowsRefused(f"A row for {sink.name} has a value that cannot be sent: {error}. Nothing of the rows was written.") from error
     return kept
 
 
-def copy(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table) -> int:
-    """COPY rows that `fitted` returned; returns how many the table kept. Raises psycopg.Error.
+def copy(connection: Connection, sink: Sink, plans: dict[str, fit.CastPlan], rows: pa.Table, into: str | None = None) -> int:
+    """COPY rows that `fitted` returned; returns how many the table kept.
+
+    Args:
+        into: the table that takes them in place of the sink, quoted.
+
+    Raises:
+        RowsRefused: the client cannot send a value.
+        psycopg.Error: the server refuses something.
 
     Crash: undone with the transaction.
     """
     kinds = {column.name: f"_{column.element}" if column.element else column.base for column in sink.columns}
-    if all(plans[name].fast for name in rows.column_names):
-        jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
-        return wire.copy_in(connection, sink.name, rows, jsonb)
-    return wire.copy_text(connection, sink.name, rows, kinds)
+    try:
+        if all(plans[name].fast for name in rows.column_names):
+            jsonb = frozenset(name for name in rows.column_names if kinds[name] == "jsonb")
+            return wire.copy_in(connection, into or sink.name, rows, jsonb)
+        return wire.copy_text(connection, into or sink.name, rows, kinds)
+    except (ValueError, OverflowError) as error:  # pgpq at the ends of a type, Python behind the year 9999
+        raise RowsRefused(f"A row for {sink.name} has a value that cannot be sent: {error}. Nothing of the rows was written.") from error
 
 
 def unread(

@@ -25,14 +25,9 @@ from kit.hub_orders import Orders, checkpoints, until
 from kit.orders import assert_proven, ids, letters
 from kit.pg_proxy import Proxy
 from kit.places import DeltaPlace, Place, PostgresPlace
-from kit.running import QUICK, Running, running
+from kit.running import MARKS, QUICK, Running, running
 
-# The aio client leaves the sockets of connections that broke to the garbage collector.
-pytestmark = [
-    pytest.mark.eventhubs,
-    pytest.mark.usefixtures("collected"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*MARKS]
 
 
 @pytest.fixture

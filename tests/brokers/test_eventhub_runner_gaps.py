@@ -22,14 +22,9 @@ from dedup.pipeline.member import Assignment
 from kit import runner_child
 from kit.hub_orders import Orders, checkpoints, until
 from kit.places import Place, PostgresPlace
-from kit.running import Running, running
+from kit.running import MARKS, Running, running
 
-# The aio client leaves the sockets of connections that broke to the garbage collector.
-pytestmark = [
-    pytest.mark.eventhubs,
-    pytest.mark.usefixtures("collected"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [*MARKS]
 
 
 @pytest.fixture

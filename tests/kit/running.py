@@ -8,9 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
 from dedup import Consumer
 from dedup.eventhub import run_async
 from kit.hub_orders import Orders
+
+# The aio client leaves the sockets of connections that broke to the garbage collector.
+MARKS = (
+    pytest.mark.eventhubs,
+    pytest.mark.usefixtures("collected"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+)
+"""Of modules whose tests run it."""
 
 QUICK = {"balance_every": 0.3, "expire_after": 2.0, "max_events": 300, "max_wait": 0.1, "retry_backoff_factor": 0.1, "retry_total": 1}
 

@@ -18,6 +18,7 @@ from checkpoint.errors import RowsRefused, SinkMismatch, StoreError, StoreUnavai
 from checkpoint.postgres.connection import Connection
 from checkpoint.postgres.sql import Statements
 from dedup.core.rows import ArrowRows
+from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore, fit, merges, sinks
 from dedup.postgres.connection import connect
 from fixtures.fix_postgres import database
@@ -215,6 +216,14 @@ def test_a_value_that_the_client_cannot_send_is_the_fault_of_its_row(connection:
     with pytest.raises(RowsRefused, match='"t" has a value that cannot be sent'):
         write(connection, "t", pa.table({"v": values}))
     assert connection.execute("select count(*) from t").fetchone() == (0,)
+
+
+def test_a_value_of_a_merge_that_the_client_cannot_send_names_the_sink(connection: Connection) -> None:
+    """Not the table that the rows are staged in."""
+    connection.execute("create table t (k int primary key, v timestamp)")
+    given_rows = ArrowRows(pa.table({"k": [1], "v": pa.array([-(2**63)], pa.timestamp("us"))}))
+    with pytest.raises(RowsRefused, match='"t" has a value that cannot be sent'), connection.transaction():
+        merges.merge(connection, Statements("dedup"), "t", given_rows, Merge(("k",)))
 
 
 def test_columns_are_matched_by_name_and_all_that_is_wrong_is_named_at_once(connection: Connection) -> None:
