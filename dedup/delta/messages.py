@@ -134,18 +134,20 @@ class OutboxSnapshot:
             rows = rows.filter(pc.is_in(rows["topic"], pa.array(asked.topics)))
         if asked.resting_topics:
             rows = rows.filter(pc.invert(pc.is_in(rows["topic"], pa.array(sorted(asked.resting_topics)))))
-        stopped = set(asked.resting) | (self._dead() if asked.blocking else set())
-        if stopped or asked.resting_numbers:
-            lines, numbers = rows.select(["topic", "key"]).to_pylist(), rows["number"].to_pylist()
-            kept = [(x["topic"], x["key"]) not in stopped and n not in asked.resting_numbers for x, n in zip(lines, numbers, strict=True)]
+        resting, dead = set(asked.resting), self._dead() if asked.blocking else {}
+        if resting or dead or asked.resting_numbers:
+            lines = [(x["topic"], x["key"]) for x in rows.select(["topic", "key"]).to_pylist()]
+            numbered = zip(lines, rows["number"].to_pylist(), strict=True)
+            kept = [x not in resting and n <= dead.get(x, n) and n not in asked.resting_numbers for x, n in numbered]
             rows = rows.filter(pa.array(kept, pa.bool_()))
         rows = rows.take(pc.sort_indices(rows, [("number", "ascending")])[: asked.limit])
         before = np.cumsum(sizes := pc.fill_null(rows["size"], 0).to_numpy()) - sizes
         return rows.slice(0, int(np.count_nonzero(before < BYTES_PER_TURN)))
 
-    def _dead(self) -> set[Line]:
-        dead = self._open.filter(pc.equal(self._open["state"], int(State.DEAD)))
-        return {(x["topic"], x["key"]) for x in dead.select(["topic", "key"]).to_pylist() if x["key"] is not None}
+    def _dead(self) -> dict[Line, int]:
+        """The first dead message of each key that has one."""
+        dead = self._open.filter(pc.equal(self._open["state"], int(State.DEAD))).sort_by([("number", "descending")])
+        return {(x["topic"], x["key"]): x["number"] for x in dead.select(["topic", "key", "number"]).to_pylist() if x["key"] is not None}
 
     def messages(self, chosen: pa.Table) -> list[Message]:
         """These messages with their bodies."""
@@ -303,9 +305,9 @@ def _joined(messages: pa.Table, latest: pa.Table) -> pa.Table:
     return messages
 
 
-def _entry(row: dict[str, Any], dead: set[Line]) -> Entry:
+def _entry(row: dict[str, Any], dead: dict[Line, int]) -> Entry:
     state = State(row["state"])
-    if state == State.WAITING and (row["topic"], row["key"]) in dead:
+    if state == State.WAITING and row["number"] > dead.get((row["topic"], row["key"]), row["number"]):
         state = State.BEHIND
     names = ("number", "topic", "key", "id", "attempts", "size", "created_at", "error_type", "error_message")
     told: dict[str, Any] = {name: row[name] for name in names}

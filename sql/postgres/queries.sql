@@ -1496,7 +1496,7 @@ update {schema}.outbox o set state = 3
 from {schema}.outbox d
 where d.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and d.lane = any(%(lanes)s::int4[])
     and d.state = 2 and d.key is not null
-    and o.consumer_id = d.consumer_id and o.lane = d.lane and o.state = 0 and o.topic = d.topic and o.key = d.key;
+    and o.consumer_id = d.consumer_id and o.lane = d.lane and o.state = 0 and o.topic = d.topic and o.key = d.key and o.number > d.number;
 
 -- name: outbox_overtake
 -- Let messages that were put aside go on although a dead one of their key is there.
@@ -1620,13 +1620,13 @@ where number = any(%(numbers)s::int8[]) and state in (0, 2, 3)
 returning number;
 
 -- name: outbox_release
--- Let messages that were put aside wait again where no dead one of their key is left.
+-- Let messages that were put aside wait again where no dead one of their key is left before them.
 -- Under the locks of their lanes, after what was dead has changed.
 update {schema}.outbox o set state = 0
 where o.consumer_id = (select id from {schema}.consumer where name = %(consumer)s) and o.lane = any(%(lanes)s::int4[]) and o.state = 3
     and not exists (
         select from {schema}.outbox d
-        where d.consumer_id = o.consumer_id and d.lane = o.lane and d.state = 2 and d.topic = o.topic and d.key = o.key
+        where d.consumer_id = o.consumer_id and d.lane = o.lane and d.state = 2 and d.topic = o.topic and d.key = o.key and d.number < o.number
     )
 returning o.number;
 

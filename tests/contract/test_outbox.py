@@ -165,6 +165,25 @@ def test_a_message_that_cannot_be_sent_holds_back_its_own_key_only(place: Place)
     assert receiver.bodies(b"0") == [b"o0", b"o2", b"o4", b"o6", b"o8"]
 
 
+def test_a_dead_message_holds_back_only_later_ones_of_its_key(place: Place) -> None:
+    """Of two dead ones of a key the first can be sent again alone, with what stands between them; the rest waits behind the second."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(5)]), 0)
+    receiver, outbox = Receiver(), place.store().outbox("shop")
+    receiver.refused = {b"o1": ValueError("too odd")}
+    dispatcher(place, receiver).once()
+    receiver.refused |= {b"o3": ValueError("too odd")}
+    dispatcher(place, receiver, blocking=False).once()
+    assert receiver.bodies() == [b"o0", b"o2", b"o4"]
+    publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(5, 7)]), 1)
+    first, second = (entry.number for entry in outbox.entries(Chosen(states=(State.DEAD,))))
+    receiver.refused = {}
+    assert outbox.retry([first]) == 1
+    assert dispatcher(place, receiver).once().sent == 1 and receiver.bodies()[3:] == [b"o1"]
+    assert states(place) == {"SENT": 4, "DEAD": 1, "BEHIND": 2}
+    assert outbox.retry([second]) == 1
+    assert dispatcher(place, receiver).once().sent == 3 and receiver.bodies()[4:] == [b"o3", b"o5", b"o6"]
+
+
 def test_a_discarded_message_lets_the_others_go(place: Place) -> None:
     """Discard gives one message up, for good; those behind it leave in order."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)

@@ -166,6 +166,10 @@ class Session:
         found = [self._tables.rows[n] for n in numbers if n in self._tables.rows]
         return [row for row in found if not states or row.state in states]
 
+    def _first_dead(self, lanes: list[int]) -> dict[bytes | None, int]:
+        dead = sorted(self._rows(lanes, State.DEAD), key=lambda row: -row.number)
+        return {row.key: row.number for row in dead}
+
     # ------------------------------------------------------------------ statements
     def _outbox_lanes(self, p: Any) -> Iterator[tuple[int]]:
         for lane in p.lanes:
@@ -211,8 +215,9 @@ class Session:
                 yield number
 
     def _outbox_hold(self, p: Any) -> list[tuple[int]]:
-        dead = {row.key for row in self._rows(p.lanes, State.DEAD)} - {None}
-        return self._change([row for row in self._rows(p.lanes, State.WAITING) if row.key in dead], state=State.BEHIND)
+        dead = self._first_dead(p.lanes)
+        held = [row for row in self._rows(p.lanes, State.WAITING) if row.key is not None and row.number > dead.get(row.key, row.number)]
+        return self._change(held, state=State.BEHIND)
 
     def _outbox_overtake(self, p: Any) -> list[tuple[int]]:
         return self._change(self._rows(p.lanes, State.BEHIND), state=State.WAITING)
@@ -256,8 +261,9 @@ class Session:
         return self._change(self._of(p.numbers, State.WAITING, *STOPPED), state=State.DISCARDED)
 
     def _outbox_release(self, p: Any) -> list[tuple[int]]:
-        dead = {row.key for row in self._rows(p.lanes, State.DEAD)}
-        return self._change([row for row in self._rows(p.lanes, State.BEHIND) if row.key not in dead], state=State.WAITING)
+        dead = self._first_dead(p.lanes)
+        free = [row for row in self._rows(p.lanes, State.BEHIND) if row.number <= dead.get(row.key, row.number)]
+        return self._change(free, state=State.WAITING)
 
     # ------------------------------------------------------------------ flights
     def _outbox_flight(self, _: Any) -> list[tuple[int]]:
