@@ -3,7 +3,7 @@
 A duplicate that is one hour behind its original in the log is read one hour after it only by a consumer that reads all the time. One that
 was stopped for a month reads it a month later. So a purge by the wall clock alone would forget the original too early. A reservation is
 made after its event was logged: what was reserved before `read_to` minus the retention belongs to events that are older than that.
-PostgreSQL computes the same in `purge_bounds` (sql/postgres/0002_reservations.sql).
+PostgreSQL computes the same in `purge_bounds` (sql/postgres/0013_purge_bounds.sql).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from checkpoint.position import Partition
 from dedup.core.messages import Outbox
 
 ACTIVE = dt.timedelta(hours=1)
-"""A partition without an event in this time before the last batch counts as read to its end: Spark brings some of each that has more."""
+"""A partition without an event in this time before the last batch counts as read to its end: a batch of Spark has some of each with more.
+
+So it does not while a batch is decided in part, whose later chunks may have the others.
+"""
 
 
 @dataclass(frozen=True)
@@ -115,15 +118,17 @@ def alone(line: Upkept, act: Callable[[], Upkept]) -> Upkept:
         return replace(line, failed=str(error))
 
 
-def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime]) -> dt.datetime:
+def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime], *, ended: bool = True) -> dt.datetime:
     """The time of the log up to which everything is decided.
 
     Args:
-        decided: partition -> when its newest positions were decided; not empty.
+        decided: partition -> when its newest positions were decided; not empty. Only what is newer than ACTIVE has to be there.
+        ended: whether the last batch is decided to its end; else every checkpoint counts.
     """
     last = max(decided.values())
-    active = [checkpoints[p].enqueued_time for p, at in decided.items() if at >= last - ACTIVE and p in checkpoints]
-    return min([last, *(time for time in active if time is not None)])
+    active = {p for p, at in decided.items() if at >= last - ACTIVE} if ended else set(checkpoints)
+    times = (point.enqueued_time for p, point in checkpoints.items() if p in active)
+    return min([last, *(time for time in times if time is not None)])
 
 
 def bounded(consumer: str, reached: dt.datetime, before: dt.datetime, now: dt.datetime) -> PurgeBound:

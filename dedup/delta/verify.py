@@ -554,7 +554,7 @@ def reached(state: ConsumerState) -> dt.datetime | None:
         newest = found | newest
         if (newest and day <= (max(newest.values()) - ACTIVE).date()) or (batch and not points):
             break
-    return read_to(points, newest) if newest else batch
+    return read_to(points, newest, ended=state.header.head.batch_ended) if newest else batch
 
 
 def _seen(state: ConsumerState, log: LedgerLog) -> dict[Partition, list[tuple[int, int]]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from checkpoint.errors import IncarnationChanged
 from dedup.core.retention import PurgeBound
 from kit.aged import MONTH, age, now
-from kit.orders import assert_proven, batch, consumer, event, ids
+from kit.orders import assert_proven, batch, consumer, event, flatten, ids
 from kit.places import Place, PostgresPlace
 
 
@@ -50,6 +51,32 @@ def test_a_duplicate_that_the_log_still_holds_is_known_after_a_purge(place: Plac
     purge(place, although_behind=although_behind)
     consumer(place.store())(batch(at(2, "a", ago(days=2)), at(3, "c", ago(days=2))), 1)
     assert sorted(ids(place.read())) == ["a", *["a"] * although_behind, "b", "c"]
+    assert_proven(place.store())
+
+
+def test_in_the_middle_of_a_batch_each_partition_counts(place: Place) -> None:
+    """After a long stop the first chunks of a batch are of some partitions: keys of the others, whose duplicates come later, are kept."""
+    age(place)
+    stopped = now() - dt.timedelta(days=90)
+
+    def dies(rows: pa.Table, tx: Any) -> None:
+        if "b" not in flatten(rows)["id"].to_pylist():
+            raise KeyboardInterrupt
+        tx.write(flatten(rows), "orders")
+
+    run = consumer(place.store(), max_events_per_transaction=1)
+    run._handler = None
+    run.foreach_batch(dies)
+    more = batch(event(0, "b", topic="first", enqueued_time=now()), event(1, "c", enqueued_time=stopped))
+    with pytest.raises(KeyboardInterrupt):
+        run(more, 1)
+    place.store().upkeep(MONTH)  # type: ignore[attr-defined]
+    found = bound(place, ago(days=30))
+    assert found is not None and found.read_to < ago(days=80)
+    again = batch(
+        event(0, "b", topic="first", enqueued_time=now()), event(1, "c", enqueued_time=stopped), event(2, "a", enqueued_time=stopped)
+    )
+    assert consumer(place.store())(again, 1).duplicates == 1
     assert_proven(place.store())
 
 

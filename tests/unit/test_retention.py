@@ -30,6 +30,13 @@ def test_a_partition_without_events_holds_nothing_back() -> None:
     assert reached((NOW - 9 * DAY, NOW - 2 * ACTIVE), (NOW - DAY, NOW)) == NOW - DAY
 
 
+def test_while_a_batch_is_decided_in_part_each_partition_counts() -> None:
+    """The chunks of a partition that had nothing for long may be those that are left."""
+    points = {ONE: Checkpoint(1, enqueued_time=NOW - 9 * DAY), TWO: Checkpoint(1, enqueued_time=NOW - DAY)}
+    decided = {ONE: NOW - 2 * ACTIVE, TWO: NOW}
+    assert (read_to(points, decided), read_to(points, decided, ended=False)) == (NOW - DAY, NOW - 9 * DAY)
+
+
 def test_no_time_is_later_than_the_last_decision() -> None:
     """A time of the future, or none, says nothing."""
     assert reached((NOW + 9 * DAY, NOW), (None, NOW - DAY)) == NOW
