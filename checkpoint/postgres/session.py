@@ -68,7 +68,8 @@ class Place:
         given.check(PLACE, locals())
         self.dsn, self.schema, self.auto_migrate = checked(dsn), checked_schema(schema), auto_migrate
         self.timeout, self.sql = given.to_seconds(timeout), Statements(schema)
-        self._servers = len(str(conninfo_to_dict(dsn).get("host") or conninfo_to_dict(dsn).get("hostaddr") or "").split(","))
+        parts = conninfo_to_dict(self.dsn)  # of the checked DSN: an error of psycopg's would show the password
+        self._servers = len(str(parts.get("host") or parts.get("hostaddr") or "").split(","))
 
     def settings(self, until: float) -> dict[str, Any]:
         """For psycopg's connect: one server after the other, all within the time that is left (2 s each are the least that it can)."""

@@ -12,6 +12,7 @@ import pytest
 from psycopg import Rollback
 from psycopg.types.string import TextLoader
 
+from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import HandlerError
 from deadletter.selection import Selection
 from dedup import DeadLetters, reprocess
@@ -186,6 +187,12 @@ def test_no_message_shows_what_libpq_hides() -> None:
     for name in hidden:
         shown = repr(PostgresStore(f"host=x {name}=tr0ub4dor"))
         assert f"{name}=***" in shown and "tr0ub4dor" not in shown + mask_secrets(f"host=x {name}=tr0ub4dor")
+
+
+def test_a_checkpoint_store_takes_a_url_in_capitals() -> None:
+    """Its scheme may be written in any case, as for the other stores; no error of the driver's shows the password."""
+    shown = repr(PostgresCheckpointStore("POSTGRESQL://ann:tr0ub4dor@h/db"))
+    assert "host=h" in shown and "tr0ub4dor" not in shown
 
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
