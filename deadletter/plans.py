@@ -252,9 +252,10 @@ def edits(history: pa.Table) -> pa.Table:
     return history.filter(pc.equal(history["action"], Action.EDITED.value))
 
 
-def was_given(history: pa.Table) -> bool:
-    """Whether a person gave this letter its key: then it counts, whatever the body says."""
-    return bool(edits(history)["idempotence_key"].is_valid().combine_chunks().true_count)
+def given_a_key(history: pa.Table) -> set[str]:
+    """Ids of the letters to which a person gave a key: it counts, whatever the body says."""
+    past = edits(history)
+    return set(past.filter(past["idempotence_key"].is_valid())["letter_id"].to_pylist())
 
 
 def keys_of(letters: pa.Table, history: pa.Table) -> dict[str, list[bytes]]:

@@ -25,10 +25,11 @@ import pyarrow.compute as pc
 from checkpoint import given
 from checkpoint.errors import ConfigError, LettersUnread, ReprocessStopped
 from checkpoint.head import Run
+from checkpoint.position import Bools
 from deadletter import hiding, plans
 from deadletter.letter import Action, Kind, Status
 from deadletter.outage import with_replanning
-from deadletter.plans import history, was_given
+from deadletter.plans import given_a_key, history
 from deadletter.selection import Selection
 from deadletter.store import Change, Commit, Free
 from deadletter.work import known
@@ -313,15 +314,13 @@ class _Reprocess:
         there = set(known(self.job.store, self.job.name, (key for keys in own.values() for key in keys), transaction))
         return {letter: [key for key in keys if key in there] for letter, keys in own.items()}
 
-    def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Any:
+    def _given_keys(self, index: Index, ids: Sequence[str], letters: pa.Table) -> Bools:
         """Rows whose letter holds another key than its body says, because a person gave it."""
         plain = held_keys(index, ids, letters, np.zeros(len(index), dtype=bool))
         holds = dict(zip(letters["id"].to_pylist(), letters["holds_key"].to_pylist(), strict=True))
         doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
-        by_hand = np.zeros(len(index), dtype=bool)
-        for row in doubtful:
-            by_hand[row] = was_given(self.job.store.history(ids[row]))
-        return by_hand
+        given = given_a_key(self.job.store.history(*(ids[row] for row in doubtful))) if doubtful else set()
+        return np.array([letter in given for letter in ids], dtype=bool)
 
     def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:
         report, longest = self.report, 0

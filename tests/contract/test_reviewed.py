@@ -101,6 +101,18 @@ def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
 
 
 @pytest.mark.fast_on("postgres")
+def test_letters_from_before_a_reset_ask_for_their_history_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a page in one query: a thousand letters do not ask a thousand times while their transaction is open."""
+    store, asked, history = place.store(), list[int](), type(place.store()).history
+    consumer(store)(batch(*(event(n, f"k{n}", -1) for n in range(5))), 0)
+    store.amend("shop", reset, **ANN)
+    monkeypatch.setattr(type(store), "history", lambda self, *ids: (asked.append(len(ids)), history(self, *ids))[1])
+    assert reprocess(Selection(), fixed(store)).reprocessed == 5
+    assert asked == [5]
+    assert_proven(store)
+
+
+@pytest.mark.fast_on("postgres")
 def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> None:
     """An exploded event repeats what is a dead letter: the letter alone has the key, and its effect comes once, by reprocess."""
     events = (event(0, "a", -1), event(1, "b"), {**event(1, "a", -1), "part": 1})
