@@ -444,7 +444,8 @@ class Consumer(Registered):
     def _policy(self, handler: Handler) -> Policy:
         """What the settings say about a chunk. A function as decode= is the driver's, and stays here."""
         decoder = self.decode if isinstance(self.decode, Decoder) else None
-        return Policy(handler, self.settings, self.on_key_conflict, self.limits.max_body, self.on_failure, self._marker, decoder)
+        on_failure, decodes = self.on_failure, self.decode is not None
+        return Policy(handler, self.settings, self.on_key_conflict, self.limits.max_body, on_failure, self._marker, decoder, decodes)
 
     def _preparation(self) -> Prepare:
         """What turns an input into this consumer's events with keys, under an empty state."""

@@ -83,7 +83,8 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
     """LETTERS for `letter_rows(settled)`.
 
     Args:
-        content: the materialised rows of `letter_rows`, in that order, with the envelope and key columns.
+        content: the materialised rows of `letter_rows`, in that order, with the envelope and key columns, and without what decode= made
+            of the bodies.
         max_body: bytes; of a longer body the digest and the first 64 kB are kept, and the letter's kind is TOO_LARGE.
     """
     rows = letter_rows(settled)
@@ -222,8 +223,8 @@ def _chain(
 
 
 def others_of(content: pa.Table) -> pa.Table:
-    """The input's other columns."""
-    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE, "data"}
+    """The input's other columns; `content` is without what decode= made of the bodies."""
+    ours = {*ENVELOPE.names, LOG_TIME, *INTERNAL, *SEQUENCE}
     return content.select([n for n in content.column_names if n not in ours])
 
 

@@ -76,6 +76,11 @@ class Policy:
     on_failure: OwnPolicy = field(default_factory=OwnPolicy)
     marker: CrashMarker = field(default_factory=untried)
     decoder: Decoder | None = None  # says why a body does not decode
+    decodes: bool = False  # whether `data` is what decode= made of the body, by a decoder or by a function; else it is the input's own
+
+    def undecoded(self, content: pa.Table) -> pa.Table:
+        """These rows without what decode= made of their bodies: whoever has the body can have that again."""
+        return content.drop_columns([name for name in content.column_names if name == "data"]) if self.decodes else content
 
     def unwatched(self) -> Policy:
         """The policy for rows that a person runs: failures do not count against the budget, and no crash marker is kept."""
@@ -516,7 +521,7 @@ def _parked(
     rows = letter_rows(settled)
     if not len(rows):
         return None, used
-    content = chunk.batch.content(settled.index.order[rows])
+    content = policy.undecoded(chunk.batch.content(settled.index.order[rows]))
     why, used = _with_reasons(settled, content, why, used, policy)
     now, redact = dt.datetime.now(dt.UTC), policy.on_failure.redact
     return make_park(settled, content, why, head, chunk.run, now, policy.max_body, redact), used

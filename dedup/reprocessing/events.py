@@ -66,12 +66,13 @@ def _from_log(letter: Mapping[str, Any], mark: hiding.HiddenMark | None, event: 
     return hiding.unmasked(letter, mark, vars(event))
 
 
-def events_of(letters: pa.Table, *, positions: bool) -> pa.Table:
+def events_of(letters: pa.Table, *, positions: bool, decodes: bool = True) -> pa.Table:
     """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
 
     Args:
         letters: with whole contents, as `restored` makes them.
         positions: False leaves the position columns out: the key-only mode.
+        decodes: whether `data` is going to be made of their bodies; else it may be one of the other columns.
 
     Raises:
         ConfigError: the other columns of a letter have names of the event's own: they would stand in for them.
@@ -82,7 +83,7 @@ def events_of(letters: pa.Table, *, positions: bool) -> pa.Table:
     names = [name for name in ENVELOPE.names if positions or name not in POSITION]
     columns = {name: letters[_NAMES.get(name, name)].cast(ENVELOPE.field(name).type) for name in names}
     events = pa.table({**columns, LETTER: letters["id"]})
-    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist())
+    others = _extras(letters["id"].to_pylist(), letters["extras"].to_pylist(), decodes=decodes)
     return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
 
 
@@ -92,12 +93,12 @@ def refuse_erased(letters: pa.Table) -> None:
         raise Refused(f"Letter {letter}: {plans.NOTHING_LEFT}. Leave it out.")
 
 
-def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] | None:
+def _extras(ids: Sequence[str], kept: Sequence[bytes | None], *, decodes: bool) -> dict[str, Any] | None:
     if not any(kept):
         return None
     for letter, one in zip(ids, kept, strict=True):
         if one:
-            _refuse_own(letter, pa.ipc.open_stream(one).schema.names)
+            _refuse_own(letter, pa.ipc.open_stream(one).schema.names, decodes=decodes)
     tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
     empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
     nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
@@ -105,11 +106,16 @@ def _extras(ids: Sequence[str], kept: Sequence[bytes | None]) -> dict[str, Any] 
     return dict(zip(whole.column_names, whole.columns, strict=True))
 
 
-def _refuse_own(letter: str, names: Sequence[str]) -> None:
+def _refuse_own(letter: str, names: Sequence[str], *, decodes: bool) -> None:
     try:
         refuse_own(names)
     except Unproven as error:
         raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
+    if decodes and (data := [name for name in names if name.lower() == "data"]):
+        raise ConfigError(
+            f"Letter {letter} has a column {data[0]!r} of the input, and decode= makes `data` of the body: it was parked without decode=, "
+            "or somebody has changed it. Run it with a consumer that has no decode=, leave it out, or discard it."
+        )
 
 
 def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:

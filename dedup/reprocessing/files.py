@@ -52,8 +52,11 @@ LIVES = 1_000
 SETTLED = (Status.REPROCESSED, Status.DUPLICATE, Status.LOST)
 """Statuses of letters that hold no key any more."""
 
-OWN_COLUMNS = frozenset(name.lower() for name in (*ENVELOPE.names, *keys.HIDDEN, "data"))
-"""What a letter's other columns cannot be named, in any case: they would stand in for those of the event itself."""
+OWN_COLUMNS = frozenset(name.lower() for name in (*ENVELOPE.names, *keys.HIDDEN))
+"""What a letter's other columns cannot be named, in any case: they would stand in for those of the event itself.
+
+`data` is not among them: it is the input's own where the consumer has no decode=, which no file says. What runs the letter asks.
+"""
 
 Parts = Sequence[bytes | None]
 

@@ -241,7 +241,7 @@ def _event_of(job: Job, letter: Mapping[str, Any], head: Head) -> WholeEvent | N
         content = rows.content(mine[:1]) if len(mine) else None
     if content is None:
         return None
-    body, others = content["body"][0].as_py(), others_of(content).combine_chunks()
+    body, others = content["body"][0].as_py(), others_of(job.policy.undecoded(content)).combine_chunks()
     if _is_of(letter, body):
         columns = dict(zip(others.column_names, others.columns, strict=True))
         return WholeEvent(body, content["properties"][0].as_py(), columns)

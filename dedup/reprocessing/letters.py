@@ -282,7 +282,7 @@ class _Reprocess:
     def _try(self, letters: pa.Table, transaction: Transaction) -> tuple[Change, dict[str, int]]:
         job, head = self.job, transaction.head
         first = letters.select(["source", "topic", "incarnation"]).slice(0, 1).to_pylist()[0]
-        events = events_of(letters, positions=job.preparation.positions)
+        events = events_of(letters, positions=job.preparation.positions, decodes=job.policy.decodes)
         frame = events if self.spark is None else frame_of(self.spark, events)
         spec = as_they_came(job.prepare(head), {(first["source"], first["topic"]): first["incarnation"]})
         with open_batch(frame, job.scratch).evaluate(spec) as rows:

@@ -1,0 +1,80 @@
+"""What reprocess hands back to the handler of an event that was a dead letter: the columns that the event came with, as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from dedup import Columns, Consumer, DeadLetters, Selection, reprocess
+from dedup.core.store import Store
+from kit.orders import assert_proven, consumer
+from kit.people import ALL
+from kit.places import Place, other_place
+
+OWN: dict[str, Any] = {
+    "positions": Columns(topic="topic", partition="partition", sequence_number="number"),
+    "idempotence_key": "id",
+    "decode": None,
+    "budget": None,
+}
+"""An input of its own schema, decoded before it comes."""
+
+
+def rows(first: int, **columns: Any) -> pa.Table:
+    """Events from this position on, with these columns."""
+    count = len(next(iter(columns.values())))
+    numbers = list(range(first, first + count))
+    place = {"topic": ["o"] * count, "partition": pa.array([0] * count, pa.int32()), "number": numbers}
+    return pa.table({**place, "id": [f"k{n}" for n in numbers], **columns})
+
+
+class Strict:
+    """A consumer that rejects all while `rejects` is true, and keeps what its handler was given."""
+
+    def __init__(self, store: Store, **settings: Any) -> None:
+        self.rejects, self.given = True, list[pa.Table]()
+        self.run: Consumer = consumer(store, **{**OWN, **settings})
+        self.run._handler = self.handle
+
+    def handle(self, events: pa.Table, tx: Any) -> None:
+        """The handler."""
+        if self.rejects:
+            tx.reject(events, pc.is_valid(events["topic"]), "not yet")
+        else:
+            self.given.append(events)
+
+    def values(self, name: str) -> list[Any]:
+        """(type, value) of a column for each event that it was given since it rejects no more."""
+        return [(str(table[name].type), value) for table in self.given for value in table[name].to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["data", "Data"])
+def test_a_letter_keeps_the_inputs_own_column_data(place: Place, name: str) -> None:
+    """Who decodes before the consumer has the payload in `data`: without decode= it is a column of the input, and comes back."""
+    strict = Strict(place.store(), idempotence_key=f"{name}.id")
+    strict.run(rows(0, **{name: [{"id": "a", "amount": 5}]}), 0)
+    strict.rejects = False
+    assert reprocess(Selection(), strict.run).reprocessed == 1
+    assert [value for _, value in strict.values(name)] == [{"id": "a", "amount": 5}]
+    assert_proven(place.store())
+
+
+def test_a_column_data_of_the_input_goes_through_files_and_masks(place: Place, tmp_path: Any) -> None:
+    """It is exported and imported; where redact= masked it, the log gives it again."""
+    store, events = place.store(), rows(0, data=[{"amount": 5}])
+    strict = Strict(store, redact=lambda contents: replace(contents, columns={}))
+    strict.run.register_log_reader(lambda *asked: events)
+    strict.run(events, 0)
+    DeadLetters(store).export(ALL, tmp_path / "letters.jsonl")
+    other = Strict(other_place(place, tmp_path).store())
+    other.run.register_log_reader(lambda *asked: events)
+    other.run(events.slice(0, 0), 0)
+    assert DeadLetters(other.run.store).import_(tmp_path / "letters.jsonl", by="ann").imported == 1
+    for one in (strict, other):
+        one.rejects = False
+        assert reprocess(Selection(), one.run).reprocessed == 1
+        assert [value for _, value in one.values("data")] == [{"amount": 5}]
