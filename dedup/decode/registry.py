@@ -195,11 +195,13 @@ class Azure:
             ) from error
 
     def _schema(self, answer: _Answer) -> str:
-        if answer.status != 200:
-            raise _nonsense(answer)
-        if "serialization=avro" not in answer.content_type.lower().replace(" ", ""):
+        kind = answer.content_type.lower().replace(" ", "")
+        if answer.status == 200 and "serialization=avro" in kind and _is_schema(answer.body):
+            return answer.body.decode()
+        other = "serialization=" in kind and "serialization=avro" not in kind
+        if answer.status == 200 and (other or answer.of_schema):
             return NOT_AVRO
-        return answer.body.decode("utf-8", "replace")
+        raise _nonsense(answer)  # a gateway's page may come with 200, too
 
 
 _VERSION, _SCOPE = "2022-10", "https://eventhubs.azure.net/.default"
@@ -225,6 +227,14 @@ def _told(answer: _Answer) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise _nonsense(answer)
     return told
+
+
+def _is_schema(body: bytes) -> bool:
+    """Whether it is the JSON of something that may be an Avro schema."""
+    try:
+        return isinstance(json.loads(body.decode()), dict | list | str)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _code(answer: _Answer) -> object:
@@ -298,6 +308,8 @@ class _Answer:
     status: int
     body: bytes = field(repr=False)
     content_type: str = ""
+    of_schema: bool = False
+    """Whether it has the header by which Azure's registry names the schema, as it does for custom and Protobuf ones as well."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -314,11 +326,12 @@ def _get(url: str, headers: dict[str, str], timeout: float) -> _Answer:
         timeout: seconds for each part of the answer to come.
 
     Raises:
-        RegistryUnavailable: no answer, or one that says to come back later (5xx, 408, 429). Never tells the headers.
+        RegistryUnavailable: no answer or not all of it, or one that says to come back later (5xx, 408, 429). Never tells the headers.
     """
     try:
         with _open(urllib.request.Request(url, headers=headers), timeout) as response:
-            found = _Answer(url, response.status, response.read(MOST_BYTES), response.headers.get("Content-Type", ""))
+            told = response.headers
+            found = _Answer(url, response.status, _whole(response), told.get("Content-Type", ""), "Schema-Id" in told)
     except (OSError, http.client.HTTPException, ValueError) as error:
         said = getattr(error, "reason", None) or error
         raise RegistryUnavailable(
@@ -327,6 +340,16 @@ def _get(url: str, headers: dict[str, str], timeout: float) -> _Answer:
     if found.status >= 500 or found.status in (408, 429):
         raise RegistryUnavailable(f"The schema registry answers {found.status} to {url}. Nothing was decided.")
     return found
+
+
+def _whole(response: Any) -> bytes:
+    """The body. Raises HTTPException where the connection ended within it, and where it is larger than MOST_BYTES."""
+    body: bytes = response.read(MOST_BYTES + 1)
+    if len(body) > MOST_BYTES:
+        raise http.client.HTTPException(f"the answer has more than {MOST_BYTES:,} bytes")
+    if response.length:  # bytes that were announced and did not come: `read` of a number of bytes does not raise for them
+        raise http.client.IncompleteRead(body, response.length)
+    return body
 
 
 def _open(request: urllib.request.Request, timeout: float) -> Any:

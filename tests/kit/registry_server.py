@@ -13,16 +13,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 AVRO = "application/json; serialization=Avro"
+OTHERS = ("application/json; serialization=Json", "text/plain; charset=utf-8", "text/vnd.ms.protobuf")
+"""Content types of Azure's for schemas of other kinds: JSON Schema, custom, Protobuf."""
 
 
 class RegistryServer:
-    """Subjects, ids and versions. `status` is answered to everything while it is set; `login` is asked of everybody."""
+    """Subjects, ids and versions. `status` or `raw` is answered to everything while it is set; `login` is asked of everybody."""
 
     def __init__(self) -> None:
         self.ids: dict[str, dict[str, Any]] = {}
         self.subjects: dict[str, list[str]] = {}
         self.asked: list[str] = []
         self.status: int | None = None
+        self.raw: bytes | None = None
+        """Everything that is sent, headers included, before the connection is closed."""
         self.login: str | None = None
         self.port = 0
         self._server: ThreadingHTTPServer | None = None
@@ -55,10 +59,15 @@ class RegistryServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 server.asked.append(self.path)
+                if server.raw is not None:
+                    self.wfile.write(server.raw)
+                    return
                 status, kind, body = server.answer(self.path.split("?")[0], self.headers.get("Authorization"))
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
+                if kind in (AVRO, *OTHERS):
+                    self.send_header("Schema-Id", self.path.partition("?")[0].rpartition("/")[2])
                 if 300 <= status < 400:
                     self.send_header("Location", server.url + "/elsewhere")
                 self.end_headers()

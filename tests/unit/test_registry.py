@@ -23,7 +23,7 @@ from dedup.decode.prepare import Prepare, prepare_events
 from dedup.decode.registry import Azure, Confluent
 from dedup.decode.values import Unreadable
 from kit.registry_kit import avro, confluent, content_type, events, record
-from kit.registry_server import RegistryServer
+from kit.registry_server import AVRO, OTHERS, RegistryServer
 
 READER = record(("id", "string"), ("amount", "long"))
 OLD = record(("id", "string"), ("amount", "int"), ("note", "string"))
@@ -159,7 +159,7 @@ def test_noise_is_undecodable_and_nothing_else(registry: RegistryServer, noise: 
 def test_what_azure_framing_does_not_decode(registry: RegistryServer) -> None:
     """Neither content type nor prefix, a content type of something else, an unknown id, a JSON schema: undecodable."""
     ident, known = (
-        registry.register_azure("g/j", {"type": "object"}, "application/json; serialization=Json"),
+        registry.register_azure("g/j", {"type": "object"}, OTHERS[0]),
         registry.register_azure("g/s", READER),
     )
     body = avro(READER, {"id": "a", "amount": 1})
@@ -351,6 +351,63 @@ def test_an_answer_that_is_none_decides_nothing(registry: RegistryServer, status
     assert "/elsewhere" not in registry.asked
     registry.status = None
     assert read(table, decoder)[1] == [False]
+
+
+SCHEMA = json.dumps(READER).encode()
+
+
+def http(body: bytes, *, kind: str = AVRO, status: str = "200 OK", length: int | None = None) -> bytes:
+    """An answer as it is sent; `length` is what it says about its body."""
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n" + (f"Content-Length: {length}\r\n" if length is not None else "")
+    return head.encode() + b"\r\n" + body
+
+
+FOREIGN = {
+    "cut": http(SCHEMA[:30], length=len(SCHEMA)),
+    "cut without a length": http(SCHEMA[:30]),
+    "cut within a page": http(b"<html>", kind="text/html", length=60),
+    "a page": http(b"<html>hello</html>", kind="text/html"),
+    "a text": http(b"OK", kind=OTHERS[1]),
+    "a page as Avro": http(b"<html>hello</html>"),
+    "not UTF-8": http(b'{"a": "\xff"}'),
+    "JSON that is no schema": http(b"null"),
+    "JSON of nobody's": http(b"{}", kind="application/json"),
+    "cut where there is no such schema": http(b'{"error":{"code":"ItemNotFound"}}', status="404 Not Found", length=60),
+}
+
+
+@pytest.mark.parametrize("answer", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("azure", [True, False], ids=["azure", "confluent"])
+def test_an_answer_that_is_cut_or_foreign_is_not_kept(registry: RegistryServer, answer: bytes, azure: bool) -> None:
+    """A connection that breaks within an answer, or a gateway's page with status 200, decides nothing: the next try asks again."""
+    if azure:
+        decoder = decode.azure_avro(Azure(registry.url, Credential), schema=READER)
+        table = events([avro(READER, {"id": "a", "amount": 5})], [content_type(registry.register_azure("g/s", READER))])
+    else:
+        decoder = decode.confluent_avro(registry.url, schema=READER)
+        table = events([confluent(registry.register("s", READER), READER, {"id": "a", "amount": 5})])
+    registry.raw = answer
+    with pytest.raises(RegistryUnavailable, match="Nothing was decided"):
+        read(table, decoder)
+    registry.raw = None
+    assert read(table, decoder) == ([{"id": "a", "amount": 5}], [False])
+
+
+def test_an_answer_that_is_too_large_is_not_kept(registry: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of an answer has a limit, and the beginning of a schema is none."""
+    monkeypatch.setattr(registries, "MOST_BYTES", len(SCHEMA) - 1)
+    ident = registry.register_azure("g/s", READER)
+    with pytest.raises(RegistryUnavailable, match="more than"):
+        registries.schema_of(Azure(registry.url, Credential), ident)
+    monkeypatch.setattr(registries, "MOST_BYTES", len(SCHEMA))
+    assert registries.schema_of(Azure(registry.url, Credential), ident) == SCHEMA.decode()
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_schema_of_azure_that_is_not_avro_is_a_verdict(registry: RegistryServer, kind: str) -> None:
+    """Where the registry itself says that the schema is of another kind the body is undecodable, and the batch goes on."""
+    ident = registry.register_azure("g/s", {"type": "object"}, kind)
+    assert registries.schema_of(Azure(registry.url, Credential), ident) == registries.NOT_AVRO
 
 
 def test_a_registry_that_is_away_decides_nothing(registry: RegistryServer) -> None:
