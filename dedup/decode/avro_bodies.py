@@ -147,8 +147,8 @@ def refuse_endless(schema: Any) -> None:
 
     A body of twelve bytes may say that 2^60 nulls follow, and reading it would never end; any other array ends with its bytes.
     """
-    nodes = list(_nodes(schema))
-    named = {name: node for node in nodes for name in _names(node)}
+    nodes = list(_nodes(schemas.qualified(schema)))
+    named = {str(node["name"]): node for node in nodes if "name" in node}
     for node in nodes:
         if node.get("type") == "array" and _takes_nothing(items := node["items"], named, frozenset()):
             shown = items if isinstance(items, str) else items.get("name", items["type"])
@@ -166,10 +166,6 @@ def _nodes(node: Any) -> Iterator[Mapping[str, Any]]:
         yield from _nodes(inside + [field["type"] for field in node.get("fields", ())])
 
 
-def _names(node: Mapping[str, Any]) -> tuple[str, ...]:
-    return (str(node["name"]), f"{node.get('namespace')}.{node['name']}") if "name" in node else ()
-
-
 def _takes_nothing(node: Any, named: Mapping[str, Any], inside: frozenset[str]) -> bool:
     """Whether a value takes no bytes; a union has at least its number, a record that holds itself never ends anyway."""
     if isinstance(node, str):
@@ -177,7 +173,7 @@ def _takes_nothing(node: Any, named: Mapping[str, Any], inside: frozenset[str]) 
     if not isinstance(node, dict):
         return False
     if node["type"] in ("record", "error"):
-        return all(_takes_nothing(field["type"], named, inside | set(_names(node))) for field in node["fields"])
+        return all(_takes_nothing(field["type"], named, inside | {str(node.get("name"))}) for field in node["fields"])
     if node["type"] == "fixed":
         return bool(node["size"] == 0)
     return node["type"] not in ("array", "map", "enum") and _takes_nothing(node["type"], named, inside)
@@ -209,7 +205,7 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         if theirs is None:
             raise ValueError("it is not Avro's")
         parsed = fastavro.parse_schema(_plain(theirs))
-        refuse_endless(parsed)
+        refuse_endless(theirs)
         found = _read_by(parsed, resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
@@ -281,14 +277,14 @@ def _scalar(default: Any, node: Mapping[str, Any]) -> Any:
 
 
 def _refuse_other_units(written: Any, wanted: Any) -> None:
-    theirs, ours = dict(_units(written, "", {})), dict(_units(wanted, "", {}))
+    theirs, ours = (dict(_units(schemas.qualified(one), "", {})) for one in (written, wanted))
     for path in theirs.keys() & ours.keys():
         if theirs[path] != ours[path]:
             raise ValueError(f"{path.lstrip('.')} is written as {theirs[path]} and wanted as {ours[path]}")
 
 
 def _units(node: Any, path: str, named: dict[str, Any], inside: frozenset[str] = frozenset()) -> Iterator[tuple[str, str]]:
-    """Where a schema has logical types: path, and which one. What contains itself is gone through once."""
+    """Where a schema of full names has logical types: path, and which one. What contains itself is gone through once."""
     if isinstance(node, str):
         if node in named and node not in inside:
             yield from _units(named[node], path, named, inside)
@@ -298,9 +294,8 @@ def _units(node: Any, path: str, named: dict[str, Any], inside: frozenset[str] =
             yield from _units(one, path, named, inside)
         return
     if "name" in node:
-        names = {str(node["name"]), f"{node.get('namespace')}.{node['name']}"}
-        named |= dict.fromkeys(names, node)
-        inside |= names
+        named[str(node["name"])] = node
+        inside |= {str(node["name"])}
     if node.get("logicalType") not in (None, "decimal"):
         yield path, node["logicalType"]
     for step, child in _children(node):

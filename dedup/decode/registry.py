@@ -25,6 +25,7 @@ from urllib.parse import quote, urlsplit
 
 from checkpoint import given
 from checkpoint.errors import ConfigError, RegistryUnavailable
+from dedup.decode import schemas
 
 NOT_AVRO = "null"
 """What stands for a schema that the registry has and that is not Avro's: nothing can be read by it."""
@@ -362,8 +363,6 @@ def _open(request: urllib.request.Request, timeout: float) -> Any:
 # References: definitions that stand elsewhere are put where they are used first. fastavro takes them as `named_schemas`, but looks for a
 # name in the namespace it is used in alone; the producers' own library then looks for it without one. And `written` has to be one text.
 
-_NAMED = ("record", "error", "enum", "fixed")
-
 
 def _inlined(schema: str, others: Mapping[str, str]) -> str:
     """The schema with the definitions of others that it refers to inside.
@@ -379,26 +378,17 @@ def _inlined(schema: str, others: Mapping[str, str]) -> str:
 def _with(node: Any, space: str, left: dict[str, Any], done: set[str]) -> Any:
     """`left` are definitions that have not been put anywhere, `done` the names of those that stand somewhere: none may stand twice."""
     if isinstance(node, str):
-        found = next((name for name in (_full(node, space), node) if name in left and name not in done), None)
+        found = next((name for name in (schemas.full_name(node, space), node) if name in left and name not in done), None)
         return node if found is None else _with(left.pop(found), "", left, done)
     if isinstance(node, list):
         return [_with(one, space, left, done) for one in node]
     if not isinstance(node, dict):
         return node
-    if node.get("type") in _NAMED:
-        space = _space(node, space)
-        if (name := _full(str(node["name"]).rpartition(".")[2], space)) in done:
+    if node.get("type") in schemas.NAMED:
+        space = schemas.space_of(node, space)
+        if (name := schemas.full_name(str(node["name"]).rpartition(".")[2], space)) in done:
             return name
         done.add(name)
     fields = {"fields": [{**f, "type": _with(f["type"], space, left, done)} for f in node["fields"]]} if "fields" in node else {}
     inside = {key: _with(node[key], space, left, done) for key in ("type", "items", "values") if key in node}
     return {**node, **inside, **fields}
-
-
-def _full(name: str, space: str) -> str:
-    return name if "." in name or not space else f"{space}.{name}"
-
-
-def _space(node: Mapping[str, Any], outer: str) -> str:
-    name = str(node.get("name", ""))
-    return name.rpartition(".")[0] if "." in name else str(node.get("namespace", outer))

@@ -53,16 +53,69 @@ def is_avro(schema: Json) -> bool:
 
 
 def from_avro(schema: Json) -> pa.Schema:
-    """The Arrow schema of an Avro record, with timestamps in the unit that is written."""
-    return pa.schema(list(_avro_type(schema, "$", {})))
+    """The Arrow schema of an Avro record, with timestamps in the unit that is written. Raises ConfigError."""
+    return pa.schema(list(_avro_type(qualified(schema), "$", {})))
+
+
+NAMED = ("record", "error", "enum", "fixed")
+"""The types of Avro that have a name."""
+
+_COMPLEX = (*NAMED, "array", "map")
+"""What an object of a schema defines, and does not refer to, even where a type has such a name."""
+
+
+def qualified(schema: Any) -> Any:
+    """A schema of Avro (parsed JSON) with full names only, where types are defined and where they are used.
+
+    A name without a dot is in the namespace that its definition gives, or else in that of the definition around it. What is used and not
+    found there is looked for without a namespace, as Java's library does.
+    """
+    return _qualified(schema, "", set())
+
+
+def _qualified(node: Any, space: str, known: set[str]) -> Any:
+    """`known` are the full names that are defined before this node."""
+    if isinstance(node, str):
+        return next((name for name in (full_name(node, space), node) if name in known), node)
+    if isinstance(node, list):
+        return [_qualified(one, space, known) for one in node]
+    if not isinstance(node, Mapping):
+        return node
+    named = {}
+    if node.get("type") in NAMED and isinstance(node.get("name"), str):
+        space = space_of(node, space)
+        named = {"name": full_name(node["name"].rpartition(".")[2], space), "namespace": space}
+        known.add(named["name"])
+    keys = [key for key in ("type", "items", "values") if key in node and not (key == "type" and node[key] in _COMPLEX)]
+    return {**node, **named, **{key: _qualified(node[key], space, known) for key in keys}, **_qualified_fields(node, space, known)}
+
+
+def _qualified_fields(node: Json, space: str, known: set[str]) -> dict[str, Any]:
+    """What is no list of fields stays: whoever reads the schema refuses it by its path."""
+    found = node.get("fields")
+    if not isinstance(found, list):
+        return {}
+    return {"fields": [{**f, "type": _qualified(f["type"], space, known)} if isinstance(f, Mapping) and "type" in f else f for f in found]}
+
+
+def full_name(name: str, space: str) -> str:
+    """The name with the namespace it stands in, where it has none of its own."""
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+def space_of(node: Json, outer: str) -> str:
+    """The namespace of a definition; of one that names none the outer one."""
+    name = str(node.get("name", ""))
+    return name.rpartition(".")[0] if "." in name else str(node.get("namespace", outer) or "")
 
 
 def _avro_type(node: Any, path: str, named: dict[str, pa.DataType]) -> pa.DataType:
+    """`named` are the types of full names."""
     node = _avro_node(node, path)
     name, logical = node["type"], node.get("logicalType")
     if name in ("record", "enum", "fixed"):
         kind = _avro_named(node, path, named)
-        named |= {str(node.get("name")): kind, f"{node.get('namespace')}.{node.get('name')}": kind}
+        named[str(node.get("name"))] = kind
         return kind
     if name == "array":
         return pa.list_(_avro_field("item", _avro_part(node, "items", path), path + "[]", named))
