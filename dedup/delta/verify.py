@@ -459,7 +459,9 @@ def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
 
     Raises PublicationStuck where files with letters that are decided and not published are gone.
     """
-    return Letters(_events(state, publisher), functools.partial(_decided, state.ledger, state.header, not state.damage))
+    # Whoever reads letters does not hold the lock: a look by the state's own handle would move the snapshot that a decision goes against.
+    ledger = type(state.ledger)(state.ledger.uri, publisher.options, state.ledger.consumer, state.sinks.engine)
+    return Letters(_events(state, publisher), functools.partial(_decided, ledger, state.header, not state.damage))
 
 
 def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from deltalake import DeltaTable
 
 from checkpoint import changes
-from checkpoint.errors import StoreRestored
+from checkpoint.errors import CommitConflict, StoreRestored
 from deadletter.selection import Selection
+from deadletter.store import Commit
 from dedup import Consumer, Takeover, decode
 from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
@@ -95,6 +97,28 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(folder: Path) -> None
     assert show(folder) == [0, 2]
     assert open_store(folder).letters(Selection())["sequence_number"].to_pylist() == [1, 3]
     assert verify(open_store(folder), kit.NAME).contradictions == []
+
+
+def test_who_reads_letters_in_another_thread_does_not_move_the_stream(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Letters of an older generation are read right before a batch commits, and somebody else has decided: no number has two decisions."""
+    store = open_store(folder)
+    consumer(store)(batch([0, 1]), 0)
+    store.amend(kit.NAME, changes.reset, by="me", reason="again")
+    number, (letters,) = kit.epoch(store), list(store._letters(Selection(kit.NAME)))
+    ledger = store._states.of(kit.NAME).ledger
+    real = ledger.commit
+
+    def beside(*given: Any) -> None:
+        with ThreadPoolExecutor(1) as reader:
+            assert reader.submit(letters.select, Selection(), ["sequence_number"]).result().num_rows == 1
+        real(*given)
+
+    with store.begin(kit.NAME, number) as tx:
+        open_store(folder).amend(kit.NAME, changes.accept_gap, by="ann", reason="known")
+        monkeypatch.setattr(ledger, "commit", beside)
+        with pytest.raises(CommitConflict):
+            tx.execute(Commit())
+    assert open_store(folder).problems(kit.NAME) == []
 
 
 @pytest.mark.full
