@@ -192,10 +192,11 @@ class Ledger:
             )
 
     def files(self, table: DeltaTable, after: int = 0) -> list[LedgerFile]:
-        """The data files of a snapshot, in order of their first seq; all that hold a seq > `after`, and perhaps others."""
+        """The data files of a snapshot, in order of their first seq; all with a seq > `after`, perhaps others. Raises StoreUnavailable."""
         if after and (put := put_by_us(table)) and after >= put[0].first - 1:
             return put  # what lies before is known: the log needs no reading
-        actions = pa.table(table.get_add_actions(flatten=True))
+        with tables.reading(self.uri):
+            actions = pa.table(table.get_add_actions(flatten=True))
         if not actions.num_rows:
             return []
         names = ("path", "partition.section", "partition.day", "min.seq", "max.seq", "num_records", "size_bytes")

@@ -480,7 +480,10 @@ def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
 def _events_now(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
     uri = state.letters_uri
     table, system = state.sinks.table(uri), filesystem(uri, publisher.options)
-    parts: list[EventRows] = [] if table is None else [table.to_pyarrow_dataset(filesystem=system, schema=EVENTS)]
+    parts: list[EventRows] = []
+    if table is not None:
+        with tables.reading(uri):
+            parts.append(table.to_pyarrow_dataset(filesystem=system, schema=EVENTS))
     for seq in sorted(state.pending):
         header = state.decided[seq]
         waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]

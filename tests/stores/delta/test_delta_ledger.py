@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError
 
 from checkpoint.errors import (
     ConfigError,
@@ -29,6 +30,7 @@ from dedup.delta import store as of_store
 from dedup.delta.engine import DeltaRs
 from dedup.delta.ledger import SCHEMA
 from dedup.delta.outbox import MessageWrites
+from dedup.delta.snapshot import Snapshot
 from dedup.pipeline.member import Member
 from kit import delta_kit as kit
 from kit.delta_kit import NAME, ledger, open_store, show
@@ -336,10 +338,23 @@ def test_a_decision_ends_where_the_ledger_could_not_be_read_in_between(folder: P
             named()
 
 
-def raising(error: Exception) -> Callable[[], Any]:
+@pytest.mark.parametrize("error", [DeltaError("503 Slow Down"), OSError("connection reset")])
+@pytest.mark.parametrize("read", ["get_add_actions", "to_pyarrow_dataset"])
+def test_a_log_that_cannot_be_read_now_is_an_outage(folder: Path, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception) -> None:
+    """A stream waits for storage that is away for a moment: what delta-rs raises there, of ledger or letters, is StoreUnavailable."""
+    store = open_store(folder)
+    kit.process(store, kit.epoch(store), kit.events([1]), reject=lambda key: True)
+    with monkeypatch.context() as away:
+        away.setattr(Snapshot, read, raising(error), raising=False)
+        with pytest.raises(StoreUnavailable, match=str(error)):
+            open_store(folder).letters(Selection())
+    assert open_store(folder).letters(Selection()).num_rows == 1
+
+
+def raising(error: Exception) -> Callable[..., Any]:
     """A function that does nothing else."""
 
-    def fail() -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     return fail
