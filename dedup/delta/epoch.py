@@ -53,18 +53,31 @@ class Heartbeat:
 
     note: SmallFile
 
-    def read(self) -> str | None:
-        """The content now; None where there is none."""
-        return self.note.read()
+    def of(self, epoch: int) -> str | None:
+        """The content now, of this epoch or a newer one; None where it is of an older one, whose instance may hang and beat on, or none."""
+        content = self.note.read()
+        return content if content is not None and _epoch_in(content, epoch) >= epoch else None
+
+    def is_fenced(self, epoch: int) -> bool:
+        """Whether the content is of a newer epoch."""
+        content = self.note.read()
+        return content is not None and _epoch_in(content, epoch) > epoch
 
     def write(self, epoch: int) -> None:
         """Replace the content. Raises StoreUnavailable. Crash: the old or the new content is there."""
         process = this_process()
         self.note.write(json.dumps({"epoch": epoch, "host": process.host, "pid": process.pid, "beat": uuid.uuid4().hex}))
 
+    def show(self, epoch: int) -> None:
+        """`write`, where that can be done now: no work fails for want of a sign of life. Crash: as of `write`."""
+        try:
+            self.write(epoch)
+        except (OSError, StoreUnavailable) as error:
+            log.warning("could not write the heartbeat of %s: %s", self.note.name, error, extra={"epoch": epoch})
+
     @contextmanager
     def beating(self, epoch: int, every: float) -> Iterator[None]:
-        """While the block runs, a thread writes a new content every `every` seconds."""
+        """While the block runs, a thread writes a new content every `every` seconds, unless a newer epoch has one."""
         done = threading.Event()
         thread = threading.Thread(target=self._beat, args=(epoch, every, done), name="dedup-heartbeat", daemon=True)
         thread.start()
@@ -76,12 +89,18 @@ class Heartbeat:
 
     def _beat(self, epoch: int, every: float, done: threading.Event) -> None:
         while True:
-            try:
-                self.write(epoch)
-            except (OSError, StoreUnavailable) as error:
-                log.warning("could not write the heartbeat of %s: %s", self.note.name, error, extra={"epoch": epoch})
+            if not self.is_fenced(epoch):  # one that is fenced must not hide that the other one lives
+                self.show(epoch)
             if done.wait(every):
                 return
+
+
+def _epoch_in(content: str, unknown: int) -> int:
+    """The epoch of who has written this heartbeat; `unknown` where it does not say."""
+    try:
+        return int(json.loads(content)["epoch"])
+    except (ValueError, KeyError, TypeError):
+        return unknown
 
 
 @dataclass(frozen=True)
@@ -124,6 +143,8 @@ def take_epoch(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules)
             commit_decision(state, Decision(header), rules.on_step)
         except CommitConflict:
             continue  # somebody else was quicker: who holds it has to be asked again
+        # Whoever beats on for an older epoch ends; also where the store was restored, and epochs are lower again.
+        heartbeat.show(head.epoch)
         return state.header.head
 
 
@@ -152,7 +173,7 @@ def _who(state: ConsumerState) -> str:
 def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules) -> None:
     """Return after `takeover_after` seconds without a sign of life; raise StillHeld after twice that with some."""
     started = quiet_since = time.monotonic()
-    signs = (state.header.seq, heartbeat.read())
+    signs = (state.header.seq, heartbeat.of(state.header.head.epoch))
     while time.monotonic() - quiet_since < rules.takeover_after:
         who = _who(state)
         if time.monotonic() - started > 2 * rules.takeover_after:
@@ -166,7 +187,7 @@ def _wait(state: ConsumerState, heartbeat: Heartbeat, rules: TakeoverRules) -> N
         state.require_sound()
         if rules.joins(state) or _free(state, rules.holder):
             return
-        if (now := (state.header.seq, heartbeat.read())) != signs:
+        if (now := (state.header.seq, heartbeat.of(state.header.head.epoch) or signs[1])) != signs:
             signs, quiet_since = now, time.monotonic()
 
 
@@ -193,7 +214,7 @@ class SmallFile:
             content = read(self.root, self.options, self._path)
         except DELTA_ERRORS:
             return None
-        return None if content is None else content.to_pybytes().decode()
+        return None if content is None else content.to_pybytes().decode(errors="replace")
 
     def write(self, text: str) -> None:
         """Replace the content in one piece. Raises StoreUnavailable. Crash: the old or the new content is there."""

@@ -9,7 +9,16 @@ import pyarrow as pa
 import pytest
 
 from checkpoint import changes
-from checkpoint.errors import BatchTooLarge, Fenced, IncarnationChanged, PositionGap, PublicationStuck, SettingsChanged, StoreRestored
+from checkpoint.errors import (
+    BatchTooLarge,
+    Fenced,
+    IncarnationChanged,
+    PositionGap,
+    PublicationStuck,
+    SettingsChanged,
+    StillHeld,
+    StoreRestored,
+)
 from checkpoint.head import Holder
 from checkpoint.holders import this_process
 from checkpoint.position import Partition
@@ -310,6 +319,29 @@ def test_a_query_restarted_in_the_same_process_does_not_wait(place: Place) -> No
     again.take_epoch("shop", Holder(*this_process(), "another run"), takeover_after=600, on_wait=lambda left, who: waits.append(left))
     assert waits == []
     first.close()
+
+
+def elsewhere(host: str) -> Holder:
+    """A process on another machine: nobody here can tell whether it lives."""
+    return Holder(host, 7, this_process().started, host)
+
+
+def test_a_fenced_instance_that_hangs_is_no_sign_of_life(place: Place) -> None:
+    """It beats on; the one that has taken over by force dies without a trace: the next one takes over after the time."""
+    hanging = place.store()
+    first = hanging.take_epoch("shop", elsewhere("a"), takeover_after=0.1).epoch
+    with hanging.heartbeat("shop", first, 0.02):
+        assert place.store().take_epoch("shop", elsewhere("b"), takeover_after=0.1, force=True).epoch == first + 1
+        assert place.store().take_epoch("shop", elsewhere("c"), takeover_after=0.3).epoch == first + 2
+
+
+def test_a_living_instance_is_seen_beside_a_fenced_one_that_hangs(place: Place) -> None:
+    """Both beat, the one that is fenced five times as often: it does not hide that the other one lives."""
+    hanging, living = place.store(), place.store()
+    first = hanging.take_epoch("shop", elsewhere("a"), takeover_after=0.1).epoch
+    second = living.take_epoch("shop", elsewhere("b"), takeover_after=0.1, force=True).epoch
+    with hanging.heartbeat("shop", first, 0.02), living.heartbeat("shop", second, 0.1), pytest.raises(StillHeld, match="which is alive"):
+        place.store().take_epoch("shop", elsewhere("c"), takeover_after=0.4)
 
 
 def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
