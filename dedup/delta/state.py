@@ -128,7 +128,7 @@ class ConsumerState:
         """Take in what is new; False, and nothing is taken in, where it does not follow what is known."""
         files = self.ledger.files(table, self.header.seq)
         last = max((f.last for f in files if f.section == LOG), default=0)
-        return self._read(files, last) if last > self.header.seq else last == self.header.seq
+        return self._read(table, files, last) if last > self.header.seq else last == self.header.seq
 
     def _has(self, known: Header, table: DeltaTable) -> bool:
         """Whether a decision that this process has seen is one of the ledger's."""
@@ -289,7 +289,7 @@ class ConsumerState:
         """What a decision writes down of the positions before it."""
         return self._seen.rows(header.seq, summary=header.summary == header.seq)
 
-    def _read(self, files: Sequence[LedgerFile], last: int) -> bool:
+    def _read(self, table: DeltaTable, files: Sequence[LedgerFile], last: int) -> bool:
         """Take in the decisions after the known ones, up to `last`; False where they follow another one than the known one."""
         known = self.header.seq
         start = known or self._first_needed(files, last)
@@ -310,7 +310,10 @@ class ConsumerState:
             self._damage = self.advice(f"shows decisions {first}-{last} not exactly once each")
         self._take_seen(log, new_life=new_life)
         self._take_keys(files, known)
-        self._take_sequences(files, known, new_life=new_life)
+        if known and new_life:  # rows may be gone that were read before
+            self._take_sequences(self.ledger.files(table), 0)
+        else:
+            self._take_sequences(files, known)
         self._take_publications(headers, fresh=not known, files=files)
         return True
 
@@ -341,9 +344,10 @@ class ConsumerState:
     def _look(self, files: Sequence[LedgerFile]) -> Look:
         return Look(self.header, str(self._table_id), files, lambda seq: self._headers(files, {seq}).get(seq))
 
-    def _take_sequences(self, files: Sequence[LedgerFile], known: int, *, new_life: bool) -> None:
-        if new_life or self.header.kind in (DELETE, DELETED):
-            self.sequences, known = Sequences(), 0  # rows may be gone that were read before
+    def _take_sequences(self, files: Sequence[LedgerFile], known: int) -> None:
+        """What was decided after the known decision; with 0 as that one, the files have to be all there are."""
+        if not known or self.header.kind in (DELETE, DELETED):
+            self.sequences = Sequences()
         if self.header.kind in (DELETE, DELETED):
             return
         rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > known], ["key", "doc"], known)

@@ -17,6 +17,7 @@ from deltalake.exceptions import CommitFailedError
 from obstore.store import from_url
 from pyarrow.fs import FileSelector
 
+from checkpoint.changes import reset
 from checkpoint.errors import ConfigError
 from dedup.delta import key_objects, objects, tables
 from dedup.delta.files import Add, FileWriter
@@ -27,7 +28,7 @@ from kit import delta_features, http_proxy, object_storage
 from kit.http_proxy import HttpProxy
 from kit.key_kit import noted_reads
 from kit.object_child import Steered
-from kit.orders import assert_proven, batch, consumer, flatten, orders
+from kit.orders import assert_proven, batch, consumer, event, flatten, orders
 from kit.paths import environment
 from kit.places import SINK, S3Place
 
@@ -98,6 +99,16 @@ def test_of_two_commits_of_one_version_one_is_refused(place: S3Place) -> None:
     with pytest.raises(CommitFailedError):
         tables.commit(cast(DeltaTable, two), adds(place, "b"), {"other": 1}, exact=True)
     assert [row["id"] for row in place.read()] == ["a"]
+
+
+def test_a_process_that_resets_knows_which_sequences_are_blocked(place: S3Place) -> None:
+    """It goes on from its own commits without a look at the log; letters of the old life keep their order, as a new process knows it."""
+    store = place.store()
+    run = consumer(store, sequence_key="data.id", budget=None)
+    run(batch(event(0, "o1", -1)), 0)
+    store.amend("shop", reset, by="me", reason="again")
+    assert store._states.blocked() == place.store()._states.blocked() and store._states.blocked().num_rows == 1
+    assert store.problems("shop") == []
 
 
 def test_a_commit_behind_those_of_others_is_put_there(place: S3Place) -> None:
