@@ -21,8 +21,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import RemoveAction
@@ -52,6 +53,9 @@ KEPT_BYTES = 64 * 1024 * 1024
 
 _MANY = 5_000
 """Rows above which they are not asked for one by one."""
+
+_RANGES = 50
+"""Ranges of decisions at most in which rows are looked for: a few old ones do not ask for all that lies between."""
 
 
 class Handle(Protocol):
@@ -511,14 +515,23 @@ class SparkTable:
 
 def _among(rows: pa.Table) -> str:
     """What finds at least these rows."""
-    found = pc.min_max(rows["seq"]).as_py()
-    if found["min"] is None:
+    seqs = np.unique(rows["seq"].drop_null().to_numpy())
+    if not len(seqs):
         return "false"
-    span = f"seq BETWEEN {found['min']} AND {found['max']}"
+    ranges = _ranges(seqs)
     if rows.num_rows > _MANY or "id" not in rows.column_names:
-        return span
+        return ranges
     ids = ", ".join("'" + i.replace("\\", "\\\\").replace("'", "\\'") + "'" for i in rows["id"].drop_null().unique().to_pylist())
-    return f"{span} AND id IN ({ids})" if ids else span
+    return f"{ranges} AND id IN ({ids})" if ids else ranges
+
+
+def _ranges(seqs: npt.NDArray[np.int64]) -> str:
+    """Ranges around these ascending numbers, with a border at each of the widest gaps."""
+    gaps = np.diff(seqs)
+    widest = np.argsort(gaps)[1 - _RANGES :]
+    cuts = np.sort(widest[gaps[widest] > 1])
+    ends = zip(seqs[np.append(0, cuts + 1)].tolist(), seqs[np.append(cuts, -1)].tolist(), strict=True)
+    return f"({' OR '.join(f'seq BETWEEN {first} AND {last}' for first, last in ends)})"
 
 
 def spark_side() -> Any | None:

@@ -155,6 +155,7 @@ class OutboxSnapshot:
             return []
         first, last = pc.min(chosen["seq"]).as_py(), pc.max(chosen["seq"]).as_py()
         span = (pc.field("seq") >= first) & (pc.field("seq") <= last)
+        span &= pc.field("number").isin(chosen["number"].combine_chunks())  # an old one waits, and all of them in between are done
         rows = read_columns(self.table, ["number", "body", "headers"], span)
         at = pc.index_in(chosen["number"], value_set=rows["number"].combine_chunks())
         whole = chosen.select(["number", "topic", "key", "id"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,16 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from checkpoint.errors import StoreError, StoreUnavailable
 from dedup.core.messages import Asked, Chosen, Failed, Marks
+from dedup.delta import engine as of_engine
 from dedup.delta import messages as of_messages
 from dedup.delta import outbox as of_outbox
 from dedup.delta import tables, upkeep
 from dedup.delta.engine import DeltaRs
+from dedup.delta.messages import OutboxSnapshot
 from dedup.outbox import Call, Dispatcher
 from dedup.verify import verify
 from kit.orders import assert_proven, batch, consumer, event
-from kit.outgoing import Receiver, dispatcher, publisher
+from kit.outgoing import Receiver, dispatcher, made, publisher
 from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
@@ -146,6 +151,41 @@ def test_a_turn_costs_the_same_however_many_messages_are_kept(tmp_path: Path, mo
     assert len(receiver.got) == 31 and read and all(read)
     monkeypatch.undo()
     assert set(states(place)) == {"SENT"} and outbox.count() == 31
+
+
+def tables_of(folder: Path, seqs: Sequence[int], size: int) -> tuple[DeltaTable, DeltaTable]:
+    """A table of messages, one of so many bytes for each of these decisions, and one of marks, which is empty."""
+    engine, handles = DeltaRs(None), []
+    for name, schema in (("messages", of_messages.MESSAGES_TABLE), ("marks", of_messages.MARKS)):
+        of_outbox.create(engine, str(folder / name), schema, "shop")
+        handles.append(engine.handle(str(folder / name)))
+    messages, marks = handles
+    for seq in seqs:
+        rows = of_outbox.numbered(made(1, 1, size), seq, 0, dt.datetime.now(dt.UTC))
+        engine.append(messages.look(), rows, {"shop": seq})
+    return messages.look(), marks.look()
+
+
+def test_a_turn_reads_the_bodies_of_its_own_messages_alone(tmp_path: Path) -> None:
+    """An old message is let go again: those between it and the newest one were sent long ago, and are not read into memory."""
+    found, size = OutboxSnapshot(*tables_of(tmp_path, range(1, 11), 1 << 20)), 1 << 20
+    chosen = found.waiting(Asked()).take([0, 9])
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        bodies = [m.body for m in found.messages(chosen)]
+    finally:
+        pa.set_memory_pool(usual)
+    assert [len(body or b"") > size for body in bodies] == [True, True] and (pool.max_memory() or 0) < 8 * size
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_spark_is_asked_for_the_bodies_of_many_messages_and_one_old_one_alone(step: int) -> None:
+    """More messages than are named one by one are asked for by ranges: each is in one, and what lies behind the old one is not."""
+    wanted = {3, *range(10**6, 10**6 + 6_000 * step, step)}
+    asked = of_engine._among(pa.table({"seq": pa.array(sorted(wanted), pa.int64()), "id": ["x"] * len(wanted)}))
+    ranges = [range(int(first), int(last) + 1) for first, last in re.findall(r"BETWEEN (\d+) AND (\d+)", asked)]
+    assert wanted <= set(itertools.chain(*ranges)) and sum(map(len, ranges)) <= 6_000 * step + 1 and len(asked) < 4_000
 
 
 def test_a_purge_goes_on_beside_a_compaction(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
