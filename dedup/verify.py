@@ -142,16 +142,16 @@ def _checked(store: Store, head: Head, known: Proof | None) -> VerifyReport:
 
 def _read(store: Store, tally: Tally, head: Head, after: int) -> tuple[LetterTally, Head, bool]:
     """Take in all records and letters; the letters, the head that they are of, and whether they are of one moment."""
+    letters, read = LetterTally(), head
     for _ in range(LOOKS):
         for start in range(after, head.seq, PAGE):
             page = store.batches(head.consumer, RecordFilter(start, min(start + PAGE, head.seq)))
             tally.add(page.filter(pc.greater_equal(page["generation"], head.keyspace)))
         letters = _letters(store, tally, head)
-        after, now = head.seq, store.head(head.consumer)
-        if now.seq == after or now.keyspace != head.keyspace:
-            return letters, head, now.seq == after
-        head = now
-    return letters, head, False
+        after, read, head = head.seq, head, store.head(head.consumer)
+        if head.seq == after or head.keyspace != read.keyspace:
+            break
+    return letters, read, head.seq == after  # what was decided after the last look is left to the next call
 
 
 def _letters(store: Store, tally: Tally, head: Head) -> LetterTally:

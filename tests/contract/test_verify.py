@@ -15,7 +15,7 @@ from checkpoint.position import Ranges
 from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
-from dedup.verify import COUNTS, load, save, verify
+from dedup.verify import COUNTS, LOOKS, load, save, verify
 from kit.orders import batch, consumer, event, orders
 from kit.people import failing
 from kit.pg_run import run
@@ -155,6 +155,26 @@ def test_a_consumer_that_goes_on_is_looked_at_again(place: Place, monkeypatch: p
     report = verify(store, "shop")
     assert report.ok and not any("goes on" in note for note in report.notes), report
     assert report.counts["delivered"] == 4 * 6
+
+
+@pytest.mark.fast_on("postgres")
+def test_a_consumer_that_never_pauses_contradicts_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is decided after the last look is neither missed nor proven: the next call goes on with it."""
+    run_, store, inner = consumer(place.store()), place.store(), place.store().letters
+    run_(batch(*orders(range(5))), 0)
+    rounds: list[int] = []
+
+    def letters(*args: Any, **options: Any) -> pa.Table:
+        rounds.append(1)
+        run_(batch(*orders(range(5 * len(rounds), 5 * len(rounds) + 5))), len(rounds))
+        return inner(*args, **options)
+
+    monkeypatch.setattr(store, "letters", letters)
+    report = verify(store, "shop")
+    assert report.ok and any("goes on deciding" in note for note in report.notes), report
+    assert report.proof and report.counts["delivered"] == 5 * LOOKS
+    again = verify(place.store(), "shop", report.proof)
+    assert again.ok and again.since == report.proof.seq and again.counts["delivered"] == 5 * (LOOKS + 1)
 
 
 def test_a_window_of_positions_reads_its_own_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
