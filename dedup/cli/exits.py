@@ -102,6 +102,15 @@ def _sentence(error: Exception) -> str:
         return f"{error.object!r} is not valid UTF-8. Pass a body with arbitrary bytes as @FILE."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"There is no space left for the output{f' in {error.filename}' if error.filename else ''}. Free some, or write elsewhere."
-    known = isinstance(error, (dedup.DedupError, ImportError))
-    text = str(error) if known else f"{type(error).__name__}: {error} (DEDUP_DEBUG=1 shows the stack trace)"
+    return told(error) if _is_known(error) else f"{told(error)} (DEDUP_DEBUG=1 shows the stack trace)"
+
+
+def told(error: Exception) -> str:
+    """What went wrong in one line, without secrets."""
+    text = str(error) if _is_known(error) else f"{type(error).__name__}: {error}"
     return redact(mask_secrets(" ".join(text.split())))
+
+
+def _is_known(error: Exception) -> bool:
+    """Whether the text alone says what is wrong."""
+    return isinstance(error, (dedup.DedupError, ImportError))

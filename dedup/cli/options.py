@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -27,6 +27,7 @@ import dedup
 from deadletter import Kind, Status
 from deadletter.selection import Selection
 from dedup.cli import lines
+from dedup.cli.exits import told
 from dedup.cli.show import is_terminal
 from dedup.core.near import near
 from dedup.core.store import Store
@@ -87,6 +88,7 @@ NOT_LOGGED = ("demo",)
 """Commands without --log-json: what the demo tells is for people."""
 
 Command = Callable[..., None]
+Done = TypeVar("Done")
 
 
 class Commands(typer.Typer):
@@ -344,13 +346,22 @@ def above(count: int, seconds: float | None, limit: int | dt.timedelta) -> bool:
     return bool(count) and (seconds is None or seconds > limit.total_seconds())
 
 
-def again_and_again(every: dt.timedelta, turn: Callable[[], None], passing: tuple[type[Exception], ...]) -> NoReturn:
-    """A turn so often, until the process is stopped. Errors that may pass are told, and the next turn comes."""
+def again_and_again(
+    every: dt.timedelta, turn: Callable[[], Done], show: Callable[[Done], None], may_pass: Callable[[Exception], bool]
+) -> NoReturn:
+    """A turn so often, until the process is stopped. An error of it that may pass is told, and the next turn comes.
+
+    Another one is raised, as is any error of `show`: whoever read the output may have gone.
+    """
     while True:
         try:
-            turn()
-        except passing as error:
-            lines.note(f"dedup: {error}", error=error)
+            done = turn()
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            lines.note(f"dedup: {told(error)}", error=error)
+        else:
+            show(done)
         time.sleep(max(every.total_seconds(), SHORTEST))
 
 

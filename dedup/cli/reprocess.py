@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 import dedup
-from checkpoint.errors import LettersUnread, ReprocessStopped, StoreUnavailable
+from checkpoint.errors import LettersUnread, ReprocessStopped
+from deadletter import outage
 from deadletter.selection import Selection
 from dedup.cli.exits import found
 from dedup.cli.options import (
@@ -149,12 +150,12 @@ def reprocess_(
         else:
             _print_reprocessed(done, from_log)
 
-    def turn() -> None:
-        if (done := once()).selected:
+    def show_news(done: Reprocessed) -> None:
+        if done.selected:
             show(done)
 
     if every is not None:
-        again_and_again(every, turn, (ReprocessStopped, StoreUnavailable))
+        again_and_again(every, once, show_news, lambda error: _may_pass(error, consumer))
     show(done := once())
     found(done.failed > 0 or bool(done.unread and not look) or (done.filled is not None and done.filled.dead_lettered > 0))
 
@@ -197,6 +198,11 @@ def replay_(
         print_json(_plain(done))
         return
     _print_replayed(done, takes_back=consumer.take_back is not None)
+
+
+def _may_pass(error: Exception, consumer: Consumer) -> bool:
+    """Whether a later turn may get further: letters failed again, or what the handler calls, the store or the broker is away."""
+    return isinstance(error, ReprocessStopped) or outage.may_pass(error, consumer.on_failure)
 
 
 def _these(consumer: Consumer, ids: Sequence[str], selection: Selection, *, from_log: bool) -> Selection:

@@ -60,7 +60,7 @@ def upkeep(
 
     once = partial(opened.upkeep, retention, although_behind=although_behind or (), dry_run=not yes)
     if every is not None:
-        again_and_again(every, lambda: _show_news(once(), as_json), (StoreUnavailable,))
+        again_and_again(every, once, lambda done: _show_news(done, as_json), lambda error: isinstance(error, StoreUnavailable))
     _show(done := once(), as_json, yes)
     found(any(line.failed for line in done))
 

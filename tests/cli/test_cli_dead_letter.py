@@ -10,7 +10,6 @@ import textwrap
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,7 +280,6 @@ def test_times_the_wrong_way_round_are_told(place: Place, dedup: Run) -> None:
 def test_an_export_to_standard_output_is_the_letters_alone(place: Place) -> None:
     """A pipe gets JSON lines and nothing else."""
     import subprocess
-    import sys
 
     done = subprocess.run(
         [sys.executable, "-m", "dedup", "dead-letter", "export", "-", "--store", place.url], capture_output=True, check=True, timeout=60
@@ -321,8 +319,6 @@ other = 3
 @pytest.fixture
 def program(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's module in the working directory, whose handler takes what was rejected before."""
-    import sys
-
     made = f"DeltaPlace(Path({str(place.folder)!r}))" if isinstance(place, DeltaPlace) else f"PostgresPlace({place.url!r})"
     name = f"shop_{uuid.uuid4().hex}"  # folders of tests have the names of earlier ones
     (tmp_path / f"{name}.py").write_text(textwrap.dedent(PROGRAM).format(place=f"place = {made}"))
@@ -486,55 +482,6 @@ def test_command_api_and_plain_sql_give_the_same_letters(postgres: str, dedup: R
     counted = sorted(place.execute("SELECT fingerprint, count(*) FROM dedup.dead_letter GROUP BY 1"))
     assert sorted((g["fingerprint"], g["letters"]) for g in document(dedup, "dead-letter group", place)) == counted
     assert sorted((g["fingerprint"], g["letters"]) for g in api.groups(Selection()).to_pylist()) == counted
-
-
-DUE = """
-from dedup import Retry
-from kit.orders import consumer as made, flatten
-from kit.places import DeltaPlace
-from pathlib import Path
-
-def handle(rows, tx):
-    if Path({down!r}).exists():
-        raise ValueError("the service is down")
-    tx.write(flatten(rows), "orders")
-
-
-consumer = made(DeltaPlace(Path({folder!r})).store(), budget=None, retry=Retry(later=[0.001]))
-consumer._handler = handle
-"""
-
-
-@pytest.mark.delta
-def test_what_is_due_is_run_so_often_until_somebody_stops_it(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that finds nothing prints nothing; --every changes rows, so it asks for --yes."""
-    from kit.orders import batch, event
-
-    place, down = DeltaPlace(tmp_path / "store"), tmp_path / "down"
-    place.create_sink()
-    name = f"shop_{uuid.uuid4().hex}"
-    (tmp_path / f"{name}.py").write_text(DUE.format(folder=str(tmp_path / "store"), down=str(down)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    down.touch()
-    __import__(name).consumer(batch(event(0, "a"), event(1, "b")), 0)
-    line = f"dead-letter reprocess {name}:consumer --frames arrow --due"
-    assert dedup(f"{line} --every 1s")[0] == 2 and dedup(f"dead-letter reprocess {name}:consumer --every 1s --yes")[0] == 2
-    code, out, _ = dedup(f"{line} --json")
-    assert (code, json.loads(out)["selected"], json.loads(out)["done"]) == (0, 2, False)
-    down.unlink()
-    rounds: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        rounds.append(seconds)
-        if len(rounds) == 3:
-            raise KeyboardInterrupt
-
-    # not time.sleep itself: other threads of this process sleep, too, and would stop in its place
-    monkeypatch.setattr("dedup.cli.options.time", SimpleNamespace(sleep=sleep))
-    _, out, _ = dedup(f"{line} --every 1s --yes --json")
-    assert (rounds, json.loads(out)["reprocessed"]) == ([1.0] * 3, 2), "two rounds said nothing"
-    assert [row["id"] for row in place.read()] == ["a", "b"]
 
 
 def test_forget_asks_first_and_says_what_to_type(dedup: Run, place: Place) -> None:
