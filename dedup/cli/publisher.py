@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -14,6 +15,7 @@ import dedup
 from checkpoint.errors import command
 from dedup.cli.options import By, Commands, Reason, Yes, duration, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
+from dedup.core.whole_file import whole_file
 from dedup.urls import StoreUrl, is_postgres, postgres_schema
 
 if TYPE_CHECKING:
@@ -99,10 +101,14 @@ def export(
 ) -> None:
     """Write the state of a producer group to a file.
 
-    The file holds sequence numbers, events that wait, and ids.
+    The file holds sequence numbers, events that wait, and ids. A file of this name stays as it is until the new one is whole.
+
+    Crash: the file is there, whole, or as it was.
     """
-    with _opened(store) as publishers, file.open("w", encoding="utf-8") as into:
-        into.writelines(f"{line}\n" for line in publishers.copy(publishers.one(group, topic, source)))
+    with _opened(store) as publishers:
+        found = publishers.one(group, topic, source)
+        with whole_file(file) as into:
+            into.writelines(f"{line}\n".encode() for line in publishers.copy(found))
     if as_json:
         print_json({"group": group, "file": str(file)})
     else:
@@ -121,23 +127,30 @@ def import_(
     """Replace the state of a producer group.
 
     The exported state takes the place of the present one, and a running publisher of this group is fenced. Afterwards publish again, with
-    the same ids, the events that were published after the export.
+    the same ids, the events that were published after the export. A file that is not whole is refused.
     """
-    from dedup.publishing.postgres import read_copy
+    from dedup.publishing.postgres import KINDS, read_copy
 
-    if not file.is_file():
-        raise dedup.ConfigError(f"There is no file {file}.")
-    with _opened(store) as publishers, file.open(encoding="utf-8") as lines:
+    with _opened(store) as publishers, _read(file) as lines:
         head, rows = read_copy(lines)
         if not yes:
-            kinds = [kind for kind, _ in rows]
-            counts = {kind: kinds.count(kind) for kind in ("lane", "event", "id")}
+            there = Counter(kind for kind, _ in rows)
+            counts = {kind: there[kind] for kind in KINDS}
         else:
             lines.seek(0)
             counts = dict(publishers.restore(lines, who(by), reason))
         now = [row for row in publishers.everything() if all(row[name] == head[name] for name in ("source", "topic", "group"))]
     document = {**head, **{f"{kind}s": count for kind, count in counts.items()}, "waiting_now": now[0]["waiting"] if now else 0}
     _tell(document, as_json, yes)
+
+
+def _read(file: Path) -> BinaryIO:
+    if not file.is_file():
+        raise dedup.ConfigError(f"There is no file {file}.")
+    try:
+        return file.open("rb")
+    except OSError as error:
+        raise dedup.ConfigError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 @commands.command("set-partitions", epilog="Example: dedup publisher set-partitions shop 32 --reason 'the hub has grown' --yes")

@@ -30,8 +30,14 @@ from dedup.publishing.events import Owner, Stored
 
 PAGE_EVENTS = 1_000
 
-FORMAT = 1
+FORMAT = 2
 """Of a copy."""
+
+KINDS = ("lane", "event", "id")
+"""Of rows of a copy. Its last line has the number of each."""
+
+FIRST_ROW = 2
+"""Line of a copy."""
 
 ROWS_AT_ONCE = 1_000
 
@@ -308,20 +314,26 @@ class Publishers:
         return int(self._rows("count_purgeable_ids", before=before)[0]["ids"])
 
     def copy(self, group: Row) -> Iterator[str]:
-        """Yield the state of a group in one snapshot, as a line of JSON for each of its rows."""
+        """Yield the state of a group in one snapshot, as a line of JSON for each of its rows. The last line says that it is whole."""
+        counts = dict.fromkeys(KINDS, 0)
         head = {name: group[name] for name in ("source", "topic", "group", "owner_level", "partitions")}
         yield json.dumps({"dedup_publisher": FORMAT, **head})
         with translating("Copying a publisher"), self._connection.transaction(), self._connection.cursor("copy") as cursor:
             cursor.execute(self._sql["copy_publisher"], {"id": group["id"]})
             for kind, row in cursor:
+                counts[kind] += 1
                 yield json.dumps({kind: row})
+        yield json.dumps({"end": counts})
 
-    def restore(self, lines: Iterable[str], by: str, reason: str) -> Mapping[str, int]:
+    def restore(self, lines: Iterable[bytes], by: str, reason: str) -> Mapping[str, int]:
         """Replace the state of the group by a copy. Return the number of rows of each kind.
+
+        Raises:
+            ConfigError: this is no copy, or not a whole one.
 
         Crash: all of it or nothing.
         """
-        counts = dict.fromkeys(("lane", "event", "id"), 0)
+        counts = dict.fromkeys(KINDS, 0)
         head, rows = read_copy(lines)
         with translating("Restoring a publisher"), self._connection.transaction():
             place = self._rows("restore_publisher", **head, by=by, reason=reason)[0]
@@ -341,13 +353,47 @@ class Publishers:
             return cursor.fetchall() if cursor.description else []
 
 
-def read_copy(lines: Iterable[str]) -> tuple[Row, Iterator[tuple[str, Row]]]:
-    """Return the head of a copy, and (kind, row) of each line behind it. Raises ConfigError for another file."""
+def read_copy(lines: Iterable[bytes]) -> tuple[Row, Iterator[tuple[str, Row]]]:
+    """Return the head of a copy, and (kind, row) of each line behind it.
+
+    Raises ConfigError for another file. The rows raise it for a line that is damaged, and behind the last row of a copy that is not whole.
+    """
     each = iter(lines)
     try:
-        head = json.loads(next(each, "{}"))
+        head = json.loads(next(each, b"{}"))
     except ValueError:
         head = {}
     if not isinstance(head, dict) or head.pop("dedup_publisher", None) != FORMAT:
-        raise ConfigError("This file is not an export of a publisher's state, or a newer version of dedup wrote it.")
-    return head, ((kind, row) for line in each for kind, row in json.loads(line).items())
+        raise ConfigError("This file is not an export of a publisher's state, or another version of dedup wrote it.")
+    return head, _rows_of(each)
+
+
+def _rows_of(lines: Iterator[bytes]) -> Iterator[tuple[str, Row]]:
+    """(kind, row) of each line between the first and the last. Raises ConfigError as `read_copy` says."""
+    counts, end = dict.fromkeys(KINDS, 0), None
+    for number, line in enumerate(lines, FIRST_ROW):
+        kind, row = _parsed(number, line)
+        if end is not None or kind not in (*KINDS, "end"):
+            raise _damaged(number)
+        if kind == "end":
+            end = row
+        else:
+            counts[kind] += 1
+            yield kind, row
+    if end is None:
+        raise ConfigError("This copy is not whole: its last line is missing. Nothing is imported. Take another copy.")
+    if end != counts:
+        raise ConfigError(f"This copy is not whole: it has {counts}, and its last line says {end}. Nothing is imported. Take another copy.")
+
+
+def _parsed(number: int, line: bytes) -> tuple[str, Row]:
+    """(kind, row) of this line. Raises ConfigError where it is not one object in another."""
+    try:
+        ((kind, row),) = json.loads(line).items()
+        return kind, {**row}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(number) from error
+
+
+def _damaged(line: int) -> ConfigError:
+    return ConfigError(f"This copy is damaged at line {line}. Nothing is imported. Take another copy.")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +31,7 @@ from deadletter.work import PORTION, PORTION_BYTES, Progress, commit, known, lis
 from dedup.core import keys
 from dedup.core.envelope import ENVELOPE
 from dedup.core.store import Store
+from dedup.core.whole_file import whole_file
 
 Format = Literal["jsonl", "parquet"]
 
@@ -90,20 +90,16 @@ def _target(to: str | Path | BinaryIO) -> Iterator[BinaryIO]:
     path = Path(to)
     if path.exists():
         raise ConfigError(f"{path} is there already. Name another file.")
-    part = path.with_name(path.name + ".part")
-    with _opened(part, "wb", "written", named=path) as file:
+    with whole_file(path) as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-    part.rename(path)
 
 
-def _opened(path: Path, mode: str, what: str, named: Path | None = None) -> BinaryIO:
-    """The open file. Raises ConfigError, which names it, or the file that was `named` and that it stands in for."""
+def _opened(path: Path) -> BinaryIO:
+    """The open file, to be read. Raises ConfigError, which names it."""
     try:
-        return cast(BinaryIO, path.open(mode))
+        return path.open("rb")
     except OSError as error:
-        raise ConfigError(f"{named or path} cannot be {what}: {error.strerror}. Name another file.") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
 
 
 @contextmanager
@@ -239,7 +235,7 @@ def _read(path: Path) -> Iterator[pa.Table]:
     """KEPT, in portions. Raises ConfigError for a file that `export` did not write."""
     if not path.exists():
         raise ConfigError(f"There is no file {path}.")
-    with _opened(path, "rb", "read") as file:
+    with _opened(path) as file:
         is_parquet = file.read(4) == b"PAR1"
         file.seek(0)
         yield from _read_parquet(path, file) if is_parquet else _read_lines(path, file)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checkpoint.errors import Fenced, NotConfirmed
+from checkpoint.errors import Fenced, NotConfirmed, StoreUnavailable
 from dedup.publishing import OutgoingEvent, Published
+from dedup.publishing.postgres import Publishers, Row
 from kit.pg_run import run
 from kit.publish_kit import Broker, consumed, events, kept, publisher, waiting
 
@@ -69,6 +71,53 @@ def test_a_copy_restores_all_of_the_state(postgres: str, broker: Broker, command
     with publisher(postgres, broker, "hub-0") as one:
         assert one.publish_once("id-3", OutgoingEvent(b"3")) == Published(known=1)
     assert sorted(map(int, consumed(postgres, broker, "hub-0")[0])) == list(range(15))
+
+
+def test_an_export_that_fails_leaves_the_copy_before(
+    postgres: str, broker: Broker, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only backup stays as it is, and nothing half lies beside it, if the group is mistyped or the database goes away in the middle."""
+    leave(postgres, broker)
+    command(f"export shop {tmp_path}/copy")
+    before = (tmp_path / "copy").read_bytes()
+    with pytest.raises(RuntimeError, match="There are"):
+        command(f"export shoop {tmp_path}/copy")
+    copy = Publishers.copy
+
+    def breaking(self: Publishers, group: Row) -> Iterator[str]:
+        yield from islice(copy(self, group), 3)
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(Publishers, "copy", breaking)
+    with pytest.raises(RuntimeError, match="gone"):
+        command(f"export shop {tmp_path}/copy")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("copy", before)]
+    with pytest.raises(RuntimeError, match="none/copy cannot be written: No such file"):
+        command(f"export shop {tmp_path}/none/copy")
+
+
+def test_a_copy_that_is_not_whole_is_not_imported(postgres: str, broker: Broker, command: Any, tmp_path: Path) -> None:
+    """A copy that was cut, at a line's end or within a line, is refused with and without --yes, and the state stays as it is."""
+    leave(postgres, broker)
+    command(f"export shop {tmp_path}/copy")
+    whole, before = (tmp_path / "copy").read_bytes(), command("show shop")
+    lines = whole.splitlines(keepends=True)
+    assert json.loads(lines[-1]) == {"end": {"lane": 2, "event": 5, "id": 10}}
+    for damaged, said in (
+        (b"".join(lines[:-1]), "its last line is missing"),
+        (b"".join(lines[:4]), "its last line is missing"),
+        (lines[0], "its last line is missing"),
+        (b"".join([*lines[:-2], lines[-1]]), "its last line says"),
+        (b"".join([*lines[:4], lines[4][:9]]), "damaged at line 5"),
+        (b"".join([*lines[:4], b"\xff\n", *lines[5:]]), "damaged at line 5"),
+        (b"".join([*lines[:4], b'{"lane": 5}\n', *lines[5:]]), "damaged at line 5"),
+        (whole + lines[4], f"damaged at line {len(lines) + 1}"),
+    ):
+        (tmp_path / "copy").write_bytes(damaged)
+        for line in (f"import {tmp_path}/copy", f"import {tmp_path}/copy --yes"):
+            with pytest.raises(RuntimeError, match=said):
+                command(line)
+    assert command("show shop") == before
 
 
 def test_an_older_copy_over_newer_state_is_once_at_the_consumer(postgres: str, broker: Broker, command: Any, tmp_path: Path) -> None:
