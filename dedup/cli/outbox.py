@@ -120,7 +120,8 @@ def dispatch(
     _tell_unknown_topics(outbox, name, topic or (), waits=not once)
     try:
         if once:
-            _tell(dispatcher.once(max(1, outbox.lag(topics=topic or ()).waiting)), as_json)
+            lag = outbox.lag(topics=topic or ())
+            _tell(dispatcher.once(max(1, lag.waiting + (lag.behind if overtake else 0))), as_json)
         else:
             dispatcher.run(_until_stopped(), every=max(every.total_seconds(), SHORTEST), tell=lambda done: _tell(done, as_json))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from checkpoint.errors import DestinationUnavailable, Fenced, HandlerError
 from deadletter.selection import Selection
 from dedup.core.messages import Asked, Chosen, Marks
-from dedup.outbox import Call, Patience, State
+from dedup.outbox import Call, Dispatcher, Patience, State
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.replay import replay
 from kit.orders import assert_proven, batch, consumer, event, flatten, orders
@@ -465,3 +466,19 @@ def test_a_topic_that_no_message_is_for_is_named(
     code, out, err = dedup("outbox dispatch shop --call mail_topics:send --topic Outt --topic out --once", place)
     assert (code, out) == (0, f"sent {0 if sent else 2}\n")
     assert err == "dedup: 'shop' has no message to topic 'Outt'. Did you mean out? Topics of stored messages: out.\n"
+
+
+def test_once_with_overtake_sends_all_that_wait_behind_dead_messages(
+    place: Place, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many turns it takes: `dispatch --once --overtake` leaves nothing but the dead messages."""
+    publisher(place.store())(batch(*[event(n, f"o{n}", n % 3) for n in range(18)]), 0)
+    receiver = Receiver()
+    receiver.refused = {b"o%d" % n: ValueError("no") for n in range(3)}
+    dispatcher(place, receiver, patience=Patience(attempts=1)).once()
+    assert states(place) == {"BEHIND": 15, "DEAD": 3}
+    (tmp_path / "mail_past.py").write_text("def send(messages):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dedup.cli.outbox.Dispatcher", partial(Dispatcher, limit=4))
+    code, out, err = dedup("outbox dispatch shop --call mail_past:send --once --overtake", place)
+    assert (code, out.strip(), states(place)) == (0, "sent 15", {"DEAD": 3, "SENT": 15}), err
