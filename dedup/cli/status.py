@@ -93,7 +93,8 @@ def status(
 
     A consumer is running if it has committed within a minute, waiting if its process is alive, stopped if its process is gone, and unknown
     if that process was on another host. The rate is in events a second, over the newest 50 decisions. With a broker the table has the lag,
-    too. The exit code is 1 if there is a warning; each warning names the command to run next.
+    too. The exit code is 1 if there is a warning; each warning names the command to run next. --fail-above with a number limits the events
+    of all partitions together. With a duration it limits each partition, and a time that is not known is too long.
     """
     named = broker_options(kafka, kafka_settings, eventhubs, source)
     opened, limits = open_store(store), Thresholds(fail_above, silent, letters_older, named)
@@ -157,15 +158,22 @@ def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:
 
 def _beyond(one: Standing, limits: Thresholds) -> Iterator[Warned]:
     """What a limit of the user's is exceeded by."""
-    name, (events, seconds) = one.head.consumer, one.lag
-    if limits.lag is not None and one.lags is not None and above(events or 0, seconds, limits.lag):
-        yield Warned(f"it is {events} events behind", command("consumer", "lag", name, *limits.broker))
+    name = one.head.consumer
+    if limits.lag is not None and _is_behind(one, limits.lag):
+        yield Warned(f"it is {one.lag[0]} events behind", command("consumer", "lag", name, *limits.broker))
     if limits.silent is not None and (one.last_commit is None or one.now - one.last_commit > limits.silent):
         since = "ever" if one.last_commit is None else f"since {cell(one.last_commit)}"
         yield Warned(f"nothing was committed {since}; it is {one.activity}", command("consumer", "show", name))
     if limits.letters is not None and one.oldest is not None and one.now - one.oldest > limits.letters:
         asked = command("dead-letter", "group", "--consumer", name, "--status", "OPEN")
         yield Warned(f"a dead letter is open since {cell(one.oldest)}", asked)
+
+
+def _is_behind(one: Standing, limit: int | dt.timedelta) -> bool:
+    """Whether all partitions together are that many events behind, or one of them is behind for so long, or for how long is not known."""
+    if isinstance(limit, int):
+        return above(one.lag[0] or 0, None, limit)
+    return any(above(far.events, far.seconds, limit) for far in one.lags or ())
 
 
 def _show(looked: Sequence[Standing], warned: dict[str, list[Warned]], as_json: bool) -> None:

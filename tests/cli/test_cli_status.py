@@ -112,6 +112,17 @@ def test_every_fault_is_a_warning_that_names_a_command() -> None:
     assert not list(wrong_with(at(lags=[replace(one, checkpoint=49)]), Thresholds(lag=5)))
 
 
+def test_a_limit_of_time_is_for_each_partition() -> None:
+    """A partition that nobody has read is behind for too long, however young the lag of the others is; a number is for all together."""
+    near = Lag("shop", Partition("kafka", "orders", 0), 10, End(first=0, end=12, newest=NOW), NOW - dt.timedelta(seconds=1))
+    unread = Lag("shop", Partition("kafka", "orders", 1), None, End(first=0, end=50, newest=NOW))
+    read = Lag("shop", Partition("kafka", "orders", 1), 49, End(first=0, end=50, newest=NOW))
+    hour = Thresholds(lag=dt.timedelta(hours=1))
+    assert [w.text for w in wrong_with(at(lags=[near, unread]), hour)] == ["it is 51 events behind"]
+    assert not list(wrong_with(at(lags=[near, read]), hour)) and not list(wrong_with(at(), hour))
+    assert [len(list(wrong_with(at(lags=[near, unread]), Thresholds(lag=most)))) for most in (50, 51)] == [1, 0]
+
+
 def test_rows_that_do_not_show_in_their_sink_are_told(tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publication that is stuck stops the stream: the status says so as soon as it lasts; the metrics say since when, and no damage."""
     place = DeltaPlace(tmp_path)
