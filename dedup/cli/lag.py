@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -18,6 +19,10 @@ from dedup.cli.show import AsJson, print_json, print_table
 from dedup.urls import StoreUrl, check_consumer, open_store
 
 COLUMNS = ["consumer", "source", "topic", "partition", "checkpoint", "end", "events", "seconds", "problem"]
+
+KEYS = ["consumer", "source", "topic", "partition", "checkpoint", "first", "end", "events", "seconds", "checkpoint_time", "newest_time"]
+KEYS += ["lost", "another_log", "problem"]
+"""Of a row in JSON."""
 
 
 def register(commands: typer.Typer) -> None:
@@ -38,10 +43,11 @@ def lag(
 ) -> None:
     """Show how far consumers are behind the broker.
 
-    The table has for each partition the checkpoint, the end of the log, and the lag between them in events and in seconds. Seconds are the
-    time between the event at the checkpoint and the newest event. With --fail-above the exit code is 1 if a lag is above the limit, if the
-    limit is a duration and a time is not known, or if the log no longer has the positions that come next. Without NAME and
-    --topic the table leaves out consumers that have no checkpoints.
+    The table has for each partition the checkpoint, the end of the log, and the lag between them in events and in seconds. Seconds are
+    the time between the event at the checkpoint and the newest event. With --fail-above the exit code is 1 if a lag is above the limit,
+    if the limit is a duration and a time is not known, or if the log no longer has the positions that come next. Without NAME and --topic
+    the table leaves out consumers that have no checkpoints. A consumer whose topic the broker has no more is a row with the problem then,
+    and the exit code is 1.
     """
     opened = open_store(store)
     if name:
@@ -50,12 +56,31 @@ def lag(
     if broker is None:
         raise dedup.ConfigError("Name the broker: --kafka host:9092, or --eventhubs VARIABLE.")
     heads = [opened.head(name)] if name else [head for head in map(opened.head, opened.consumers()) if _is_read(head, topic, source)]
-    rows = [one for head in heads for one in lags(head, broker, topic or (), source or None)]
+    one_by_one = not (name or topic)  # else the call is wrong where the broker cannot say
+    rows = [one for head in heads for one in _lags(head, broker, topic or (), source or None, one_by_one)]
     if as_json:
         print_json([_row(one) for one in rows])
     else:
         print_table(COLUMNS, [_cells(one) for one in rows], empty="no consumers yet")
-    found(fail_above is not None and any(_too_far(one, fail_above) for one in rows))
+    found(any(isinstance(one, Unknown) or (fail_above is not None and _too_far(one, fail_above)) for one in rows))
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A consumer whose lag the broker cannot say."""
+
+    consumer: str
+    problem: str
+
+
+def _lags(head: Head, broker: Ends, topics: Sequence[str], source: str | None, one_by_one: bool) -> Sequence[Lag | Unknown]:
+    """Of one consumer. Raises ConfigError where the broker cannot say and not each consumer is looked at for itself."""
+    try:
+        return lags(head, broker, topics, source)
+    except dedup.ConfigError as error:
+        if not one_by_one:
+            raise
+        return [Unknown(head.consumer, str(error))]
 
 
 def _is_read(head: Head, topic: Sequence[str] | None, source: str) -> bool:
@@ -81,29 +106,20 @@ def ends_of(kafka: str, settings: str, eventhubs: str) -> Ends | None:
     return Hubs(connection_string(eventhubs))
 
 
-def _row(one: Lag) -> dict[str, Any]:
-    return {
-        "consumer": one.consumer,
-        **one.partition._asdict(),
-        "checkpoint": one.checkpoint,
-        "first": one.end.first,
-        "end": one.end.end,
-        "events": one.events,
-        "seconds": one.seconds,
-        "checkpoint_time": one.decided,
-        "newest_time": one.end.newest,
-        "lost": one.lost,
-        "another_log": one.another,
-    }
+def _row(one: Lag | Unknown) -> dict[str, Any]:
+    if isinstance(one, Unknown):
+        return {"consumer": one.consumer, **dict.fromkeys(KEYS[1:-1]), "problem": one.problem}
+    row = [*one.partition, one.checkpoint, one.end.first, one.end.end, one.events, one.seconds, one.decided, one.end.newest]
+    return dict(zip(KEYS, [one.consumer, *row, one.lost, one.another, _problem(one)], strict=True))
 
 
-def _cells(one: Lag) -> list[Any]:
-    problem = (
-        f"the log no longer has {one.lost} positions"
-        if one.lost
-        else "the log ends before the checkpoint: was the topic created again?"
-        if one.another
-        else ""
-    )
-    seconds = None if one.seconds is None else round(one.seconds, 1)
-    return [one.consumer, *one.partition, one.checkpoint, one.end.end, one.events, seconds, problem]
+def _cells(one: Lag | Unknown) -> list[Any]:
+    row = _row(one)
+    seconds = None if row["seconds"] is None else round(row["seconds"], 1)
+    return [seconds if column == "seconds" else row[column] for column in COLUMNS]
+
+
+def _problem(one: Lag) -> str | None:
+    if one.lost:
+        return f"the log no longer has {one.lost} positions"
+    return "the log ends before the checkpoint: was the topic created again?" if one.another else None

@@ -148,6 +148,8 @@ def wrong_with(one: Standing, limits: Thresholds) -> Iterator[Warned]:
             "it told no retention, so nothing is purged by itself; start it with Limits(retention=...), or delete it",
             command("consumer", "delete", name),
         )
+    if one.lag_problem is not None:
+        yield Warned(f"its lag is not known: {str(one.lag_problem).rstrip('.')}", command("consumer", "lag", name, *limits.broker))
     for far in one.lags or ():
         if far.lost:
             yield Warned(f"the log no longer has {far.lost} positions of {far.partition}", command("consumer", "lag", name, *limits.broker))

@@ -216,14 +216,17 @@ class Numbers:
         return [self._name] if self._name else names
 
     def _look(self, name: str) -> Standing | DedupError:
-        """One consumer, or why nothing can be told of it, as where the broker has its topic no more: the others have their numbers."""
+        """One consumer, or why nothing can be told of it: the others have their numbers. What its lag is may not be known alone."""
         try:
-            return look(self._store, name, self._broker, self._source)
+            one = look(self._store, name, self._broker, self._source)
         except (StoreUnavailable, SourceUnavailable):
             raise
         except DedupError as error:
             self._tell(error)
             return error
+        if one.lag_problem is not None:
+            self._tell(one.lag_problem)
+        return one
 
 
 def _is_damage(looked: Standing | DedupError) -> bool:

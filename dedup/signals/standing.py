@@ -10,7 +10,7 @@ from enum import StrEnum
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import DedupError, StoreUnavailable
+from checkpoint.errors import ConfigError, DedupError, StoreUnavailable
 from checkpoint.head import Head, Present
 from checkpoint.records import RecordFilter
 from checkpoint.start import Ends, Lag, lags
@@ -51,10 +51,11 @@ class Standing:
     letters: Mapping[str, int]  # kind -> open ones
     oldest: dt.datetime | None  # when the oldest of them failed first
     outbox: OutboxLag
-    lags: Sequence[Lag] | None  # None: no broker was asked
+    lags: Sequence[Lag] | None  # None: no broker was asked, or see `lag_problem`
     damage: str | None = None  # in which the message names the command
     reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
     unpublished_since: dt.datetime | None = None  # when the first batch was committed that a sink does not show
+    lag_problem: ConfigError | None = None  # why the broker cannot say, as where it has a topic no more
     holds_up: bool = False  # it has not told its retention, and another one's own upkeep waits for that
     now: dt.datetime = field(default_factory=lambda: dt.datetime.now(dt.UTC))
 
@@ -87,11 +88,16 @@ class Standing:
 
 
 def look(store: Store, name: str, broker: Ends | None = None, source: str = "") -> Standing:
-    """Read what is to be said of one consumer. Takes no lock; of decisions it reads the newest, of open letters each group."""
+    """Read what is to be said of one consumer. Takes no lock; of decisions it reads the newest, of open letters each group.
+
+    Raises:
+        StoreError: the consumer cannot be read. SourceUnavailable: the broker does not answer.
+    """
     head = store.head(name)
     newest = _newest(store, head)
     groups, damage = _open(store, name)
     unpublished_since = store.unpublished_since(name)
+    far, lag_problem = _lags(head, broker, source)
     return Standing(
         head,
         store.present(name),
@@ -100,7 +106,8 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         letters=_by_kind(groups),
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
-        lags=_lags(head, broker, source),
+        lags=far,
+        lag_problem=lag_problem,
         damage=damage,
         reserved_since=store.reserved_since(name),
         unpublished_since=unpublished_since,
@@ -118,9 +125,15 @@ def _newest(store: Store, head: Head) -> pa.Table:
         span *= 8
 
 
-def _lags(head: Head, broker: Ends | None, source: str) -> list[Lag] | None:
+def _lags(head: Head, broker: Ends | None, source: str) -> tuple[list[Lag] | None, ConfigError | None]:
+    """The lags, where this broker was named and is read from; or why it has none for this consumer, which says nothing of other ones."""
     read = {partition.source for partition in head.checkpoints}
-    return None if broker is None or not read or (source and source not in read) else lags(head, broker, source=source or None)
+    if broker is None or not read or (source and source not in read):
+        return None, None
+    try:
+        return lags(head, broker, source=source or None), None
+    except ConfigError as error:
+        return None, error
 
 
 def _by_kind(groups: pa.Table) -> dict[str, int]:

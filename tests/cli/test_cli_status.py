@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,37 @@ def test_a_process_that_was_killed_is_stopped_and_one_that_lives_is_not(place: P
     (other,) = store.present("other")
     assert other.pid != mine.pid and other.alive is False
     assert store.present("nobody") == []
+
+
+class OneTopic:
+    """A broker that has the topic `orders` alone, as `kafka.Broker` answers."""
+
+    def ends(self, topics: Sequence[str]) -> dict[tuple[str, int], End]:
+        """Five events in its partition."""
+        if missing := set(topics) - {"orders"}:
+            raise ConfigError(f"There is no topic {', '.join(missing)} at here:9092.")
+        return {("orders", 0): End(0, 5)}
+
+
+def test_a_topic_that_is_gone_hides_no_other_consumer(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer of a topic that was deleted is a warning in `status`, and a row with the problem in `consumer lag`; both end with 1."""
+    store = place.store()
+    consumer(store, name="old")(batch(event(0, "a", topic="retired")), 0)
+    store.close()
+    for module in ("status", "lag"):
+        monkeypatch.setattr(f"dedup.cli.{module}.ends_of", lambda *_: OneTopic())
+    code, out, err = dedup("status --kafka here:9092 --json", place)
+    told = {one["consumer"]: (one["lag"], [each["text"] for each in one["warnings"]]) for one in json.loads(out)}
+    assert (code, err) == (1, "")
+    assert told == {"shop": (1, []), "old": (None, ["its lag is not known: There is no topic retired at here:9092"])}
+    code, out, err = dedup("consumer lag --kafka here:9092 --json", place)
+    rows = {one["consumer"]: (one["topic"], one["events"], one["problem"]) for one in json.loads(out)}
+    assert (code, err) == (1, "")
+    assert rows == {"shop": ("orders", 1, None), "old": (None, None, "There is no topic retired at here:9092.")}
+    assert dedup("consumer lag --kafka here:9092", place)[1].count("There is no topic retired") == 1
+    for line in ("consumer lag old", "consumer lag --topic retired"):
+        code, out, err = dedup(f"{line} --kafka here:9092", place)
+        assert (code, out) == (2, "") and "There is no topic retired" in err
 
 
 def test_the_activity_follows_from_the_last_commit_and_the_processes() -> None:

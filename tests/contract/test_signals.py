@@ -14,7 +14,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader, Metric, NumberDataPoint
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import ConfigError, StoreUnavailable
 from checkpoint.position import Partition
 from checkpoint.start import End
 from deadletter.policy import FailurePolicy
@@ -158,6 +158,23 @@ def test_the_lag_is_observed_where_a_broker_is_named(place: Place, sdk: Sdk) -> 
     signals.observe(place.store(), "shop", broker=Broker(), provider=sdk.provider)  # type: ignore[arg-type]
     where = (CONSUMER, "dedup.source", "messaging.destination.name", "messaging.destination.partition.id")
     assert points(sdk.collect()["dedup.lag"], *where) == {("shop", "broker", "orders", "0"): 7}
+
+
+def test_a_consumer_whose_topic_is_gone_has_its_other_numbers(place: Place) -> None:
+    """Only its lag is missing, and why is told; the damage of `dedup metrics` is that of the tables."""
+
+    class Without:
+        """A broker that has no topic."""
+
+        def ends(self, topics: Any) -> Any:
+            """Nothing."""
+            raise ConfigError(f"There is no topic {topics[0]}.")
+
+    consumer(place.store())(batch(*orders(range(4))), 0)
+    told: list[Exception] = []
+    found = Numbers(place.store(), broker=Without(), tell=told.append).values()
+    assert found["dedup_lag_events"] == [] and list(map(str, told)) == ["There is no topic orders."]
+    assert [number for _, number in found["dedup_checkpoint"]] == [3] and [number for _, number in found["dedup_damage"]] == [0]
 
 
 def test_the_store_is_read_once_a_collection(place: Place, sdk: Sdk, monkeypatch: pytest.MonkeyPatch) -> None:
