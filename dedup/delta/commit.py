@@ -45,7 +45,7 @@ from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.sinks import NoTable, Sink
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, by_objects, filesystem, is_away, join, missing, remove
+from dedup.delta.storage import StorageOptions, by_objects, filesystem, is_away, join, missing, remove, require_spark_may_commit
 from dedup.delta.tables import ID_BITS, part_version, seq_of
 
 MAINTENANCE_RACES = 20
@@ -219,7 +219,7 @@ class SinkPublisher:
                 tried = True
                 if self._add(header, entry, sink):
                     return True
-            except (tables.COMMIT_REFUSED, *tables.DELTA_ERRORS, StoreUnavailable) as error:
+            except (*tables.FAILED, pa.ArrowException) as error:  # of Arrow: a staged file that is damaged
                 failure = error
                 self.state.sinks.forget(sink.uri)
                 if tables.lost_race(error):
@@ -319,23 +319,32 @@ class SinkPublisher:
         return missing(self.root if entry.staged else sink_uri, self.options, [add.path for add in entry.adds])
 
     def _check_schema(self, header: Header, entry: SinkFiles, sink: Sink) -> None:
-        """Where the table has changed since the rows were checked: do they still fit?"""
-        if entry.staged or sink.fingerprint == entry.fingerprint:
-            return
+        """Where the table has changed since the rows were checked: do they still fit? Of appends by Spark, Spark says it."""
+        try:
+            if entry.merge is not None:
+                sinks.refuse_append_only(sink)  # a property, which no fingerprint has
+            if sink.fingerprint == entry.fingerprint:
+                return
+            if entry.merge is not None:
+                sinks.staged_rows(sink, filesystem(self.root, self.options), entry.adds)
+            elif not entry.staged:
+                self._check_files(entry, sink)
+        except SinkMismatch as error:
+            raise PublicationStuck(
+                f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns or properties: {error} "
+                f"Change it back and run {command('sink', 'sync', self.state.ledger.consumer)}."
+            ) from error
+
+    def _check_files(self, entry: SinkFiles, sink: Sink) -> None:
+        """Raise SinkMismatch where the sink must not take these files as they are."""
         system, add = filesystem(sink.uri, self.options), entry.adds[0]
         with system.open_input_file(add.path) as file:
             written = pq.ParquetFile(file).schema_arrow
-        try:
-            if sink.special or sorted(add.partition_values) != sorted(sink.partition_by):
-                raise SinkMismatch("it has other partition columns now, or features that forbid adding files: " + ", ".join(sink.special))
-            for column in sink.partition_by:
-                written = written.append(sink.schema.field(column))
-            check_schema(written, sink.schema, entry.name, uri=sink.uri)
-        except SinkMismatch as error:
-            raise PublicationStuck(
-                f"Decision {header.seq} ({entry.rows} rows) was made when the sink {entry.name!r} had other columns: {error} "
-                f"Change it back and run {command('sink', 'sync', self.state.ledger.consumer)}."
-            ) from error
+        if sink.special or sorted(add.partition_values) != sorted(sink.partition_by):
+            raise SinkMismatch("it has other partition columns now, or features that forbid adding files: " + ", ".join(sink.special))
+        for column in sink.partition_by:
+            written = written.append(sink.schema.field(column))
+        check_schema(written, sink.schema, entry.name, uri=sink.uri)
 
     def _add(self, header: Header, entry: SinkFiles, sink: Sink) -> bool:
         """Try one publication; returns whether it is known to be done.
@@ -344,7 +353,7 @@ class SinkPublisher:
         """
         app, version, _ = self.publication(header, entry)
         files = [join(self.root, add.path) for add in entry.adds]
-        if entry.mode == "rows":
+        if self._by_spark(entry, sink):
             # Spark skips a transaction id that is there already, silently: whether it is done is read back from the table.
             if entry.merge is None:
                 self.spark().append(sink.uri, files, app, version)
@@ -359,6 +368,13 @@ class SinkPublisher:
         made = tables.commit(sink.table, entry.adds, {app: version}, exact=False)
         self._mark(header, entry, sink, made, header.version)
         return True
+
+    def _by_spark(self, entry: SinkFiles, sink: Sink) -> bool:
+        """Whether only Spark may publish it. Raises ConfigError where that has become so, and commits of Spark are not safe there."""
+        if entry.mode == "files" and entry.merge is not None and sinks.needs_spark(sink):
+            require_spark_may_commit(sink.uri, self.options)
+            return True
+        return entry.mode == "rows"
 
     def _mark(self, header: Header, entry: SinkFiles, sink: Sink, version: int, shown: int | None) -> None:
         """Keep how far the sink is, in this version of it."""

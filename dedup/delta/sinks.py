@@ -33,7 +33,18 @@ from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
 from dedup.delta.features import BY_DELTA_RS, BY_PUT, EVERY_COLUMN
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter, indexed_columns
-from dedup.delta.fit import UnknownType, check_schema, refuse_unwritable, required_part, sql_name, sql_type, widening, widens, writable
+from dedup.delta.fit import (
+    UnknownType,
+    check_schema,
+    conform,
+    refuse_unwritable,
+    required_part,
+    sql_name,
+    sql_type,
+    widening,
+    widens,
+    writable,
+)
 from dedup.delta.ledger import FORBIDDEN
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
 
@@ -305,16 +316,33 @@ def staged_schema(sink: Sink, names: Sequence[str]) -> pa.Schema:
     return pa.schema([*(sink.schema.field(n) for n in sink.schema.names if n in names), pa.field(DELETE, pa.bool_(), nullable=False)])
 
 
+def staged_rows(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add]) -> pa.Table:
+    """Staged rows with the types that the sink has now: delta-rs would cast values with loss, and leave out columns that the sink lacks.
+
+    Raises:
+        SinkMismatch: they do not fit this snapshot of the sink.
+        OSError: a file cannot be read.
+    """
+    parts = [_as_now(pq.read_table(add.path, filesystem=system), sink) for add in adds]
+    return pa.concat_tables(parts, promote_options="default")
+
+
+def _as_now(rows: pa.Table, sink: Sink) -> pa.Table:
+    schema = staged_schema(sink, rows.column_names)
+    check_schema(rows.schema, schema, sink.name, uri=sink.uri)
+    return conform(rows, schema, sink.name, uri=sink.uri)
+
+
 def merge_staged(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add], merge: Merge, transactions: Mapping[str, int]) -> None:
     """Merge staged rows into exactly this snapshot of the sink, with transaction ids.
 
     Raises:
+        SinkMismatch: the rows do not fit this snapshot.
         CommitFailedError, DeltaError, OSError: as delta-rs gives them; the outcome has to be read back.
 
     Crash: the sink shows all of it, with the ids, or nothing of it.
     """
-    parts = [pq.read_table(add.path, filesystem=system) for add in adds]
-    rows = pa.concat_tables(parts, promote_options="default")
+    rows = staged_rows(sink, system, adds)
     before = sink.table.version()
     tables.merge(sink.table, rows, _match(merge.keys), _clauses(rows, merge), transactions)
     if sink.table.version() == before:  # nothing to change, and then delta-rs commits nothing, not even the ids
