@@ -98,8 +98,11 @@ _ATOMIC = frozenset({"file", "az", "azure", "abfs", "abfss", "adl", "gs"})
 Source: https://delta-io.github.io/delta-rs/usage/writing/ and docs.rs/object_store (PutMode::Create), read 2025-06.
 """
 
-_AWAY = re.compile(r"Generic \w+ error|No space left on device")
-"""How delta-rs tells of it. Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11."""
+_AWAY = re.compile(r"Generic (?!DeltaTable\b)\w+ error|No space left on device")
+"""How delta-rs tells of it. A "Generic DeltaTable error" is a computation's, unless it holds one of the others.
+
+Source: https://docs.rs/object_store/latest/object_store/enum.Error.html, read 2026-11.
+"""
 
 _AZURE = (
     "AZURE_STORAGE_ACCOUNT_NAME and one of AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_KEY, or AZURE_STORAGE_CLIENT_ID with "

@@ -297,11 +297,23 @@ def merge(table: DeltaTable, rows: pa.Table, match: str, clauses: MergeClauses, 
 
     Crash: the log entry is there or not; there is nothing between.
     """
-    merger = table.merge(
-        rows, match, source_alias="s", target_alias="t", streamed_exec=False, commit_properties=_properties(transactions, exact=True)
-    )
-    merger = merger.when_matched_delete(clauses.delete).when_matched_update(dict(clauses.values), clauses.update)
-    merger.when_not_matched_insert(dict(clauses.values), clauses.insert).execute()
+    with computing():
+        merger = table.merge(
+            rows, match, source_alias="s", target_alias="t", streamed_exec=False, commit_properties=_properties(transactions, exact=True)
+        )
+        merger = merger.when_matched_delete(clauses.delete).when_matched_update(dict(clauses.values), clauses.update)
+        merger.when_not_matched_insert(dict(clauses.values), clauses.insert).execute()
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Raises DeltaError in place of what delta-rs raises where a computation fails: a bare Exception, or a ValueError (1.6.6)."""
+    try:
+        yield
+    except FAILED:
+        raise
+    except Exception as error:
+        raise DeltaError(str(error)) from error
 
 
 def _properties(transactions: Mapping[str, int], *, exact: bool, note: Mapping[str, Any] | None = None) -> CommitProperties:

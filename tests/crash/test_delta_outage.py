@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from checkpoint.errors import StoreUnavailable
 from dedup.delta import storage, tables
@@ -99,3 +99,21 @@ def test_what_spark_says_of_its_executors_is_no_fault_of_the_sink(words: str, aw
     error = StoreUnavailable("Spark cannot append")
     error.__cause__ = pyspark.PySparkException(words)
     assert is_away(error) is away
+
+
+@pytest.mark.parametrize(
+    ("words", "away"),
+    [
+        (AWAY, True),
+        ("Generic LocalFileSystem error: Unable to open file: Too many open files", True),
+        ("Generic DeltaTable error: Parquet error: External: Generic S3 error: Error after 10 retries", True),
+        ("Kernel error: Error interacting with object store: Generic S3 error: 503", True),
+        ("Generic DeltaTable error: No space left on device (os error 28)", True),
+        ("Generic DeltaTable error: Arrow error: Cast error: Can't cast value 2000000000000 to type Int32", False),
+        ("Generic DeltaTable error: External error: Generic DeltaTable error: Schema error: No field named t.id", False),
+        ("Generic DeltaTable error: External error: Invalid data found: 1 rows failed validation check.", False),
+    ],
+)
+def test_what_delta_rs_cannot_compute_is_no_outage(words: str, away: bool) -> None:
+    """Both have much the same words: storage that does not answer passes by itself, rows that cannot be merged do not."""
+    assert is_away(DeltaError(words)) is away

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from checkpoint.errors import ConfigError, PublicationStuck
 from checkpoint.head import Run
@@ -165,3 +166,37 @@ def test_a_decided_merge_is_left_to_spark_where_the_table_needs_it_by_now(
     open_store(tmp_path).publish(kit.NAME)
     assert len(spark.files) == 2 and "/staged/" in spark.files[0]
     assert open_store(tmp_path).publish(kit.NAME) == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("Cast error: Can't cast value 2000000000000 to type Int32"),
+        ValueError("invalid argument"),
+        DeltaError("Generic DeltaTable error: type_coercion\ncaused by\nError during planning: Failed to coerce"),
+    ],
+)
+def test_a_merge_that_can_never_be_carried_out_waits_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever kind of error delta-rs makes of it, it is no outage: nobody waits for what does not pass by itself."""
+    decided(tmp_path, monkeypatch, LONG, 1)
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(DeltaTable, "merge", fails)
+    with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\) cannot be published"):
+        open_store(tmp_path).publish(kit.NAME)
+    monkeypatch.undo()
+    assert open_store(tmp_path).publish(kit.NAME) == 1 and shown(tmp_path) == [{"id": 5, "amount": 1}]
+
+
+def test_a_staged_file_that_is_damaged_waits_for_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the decision and the sink, and nothing is merged."""
+    decided(tmp_path, monkeypatch, LONG, 1)
+    for file in (tmp_path / "state" / "staged").rglob("*.parquet"):
+        file.write_bytes(b"half a file")
+    with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\) cannot be published to the sink 'orders'"):
+        open_store(tmp_path).publish(kit.NAME)
+    assert shown(tmp_path) == []
