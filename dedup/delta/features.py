@@ -84,7 +84,12 @@ class Owed(NamedTuple):
 
 def asks(features: Iterable[str], settings: Mapping[str, str]) -> tuple[bool, bool]:
     """(whether files need row ids, whether commits need a time). Row ids are due as soon as the feature is there, enabled or not."""
-    return "rowTracking" in features, "inCommitTimestamp" in features and settings.get(_TIMES) == "true"
+    return "rowTracking" in features, "inCommitTimestamp" in features and is_on(settings, _TIMES)
+
+
+def is_on(settings: Mapping[str, str], name: str) -> bool:
+    """Whether a property of a table is true. Delta keeps it as it was given, and reads it without regard to case."""
+    return str(settings.get(name, "")).strip().lower() == "true"
 
 
 def standing(uri: str, options: StorageOptions, version: int, *, rows: bool, time: bool) -> Owed:

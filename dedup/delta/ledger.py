@@ -29,6 +29,7 @@ from deadletter import policy
 from dedup.core.steps import Merge
 from dedup.delta import objects, tables
 from dedup.delta.engine import MINE, Engine
+from dedup.delta.features import is_on
 from dedup.delta.files import Add, FileWriter
 from dedup.delta.objects import AT_ONCE
 from dedup.delta.storage import DELTA_RS, StorageOptions, by_objects, filesystem
@@ -185,7 +186,7 @@ class Ledger:
                 f"{FORBIDDEN} is set on the ledger {self.uri}: Delta would forget which decisions were made. "
                 f"Run ALTER TABLE delta.`{self.uri}` UNSET TBLPROPERTIES ('{FORBIDDEN}')."
             )
-        if settings.get("delta.enableDeletionVectors") == "true":
+        if is_on(settings, "delta.enableDeletionVectors"):
             raise ConfigError(
                 f"Deletion vectors are on for the ledger {self.uri}. Run ALTER TABLE delta.`{self.uri}` "
                 "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false'), then REORG TABLE ... APPLY (PURGE)."

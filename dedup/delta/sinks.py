@@ -31,7 +31,7 @@ from dedup.core.steps import Merge
 from dedup.core.values import Target
 from dedup.delta import tables
 from dedup.delta.engine import Engine, Handle, spark_side
-from dedup.delta.features import BY_DELTA_RS, BY_PUT, EVERY_COLUMN
+from dedup.delta.features import BY_DELTA_RS, BY_PUT, EVERY_COLUMN, is_on
 from dedup.delta.files import INDEXED_COLUMNS, Add, FileWriter, indexed_columns
 from dedup.delta.fit import (
     UnknownType,
@@ -227,7 +227,7 @@ def _setting_reasons(settings: dict[str, str], features: Collection[str]) -> lis
     reasons = [f"CHECK constraint {k.removeprefix('delta.constraints.')}" for k in sorted(settings) if k.startswith("delta.constraints.")]
     if settings.get("delta.columnMapping.mode", "none") != "none":
         reasons.append("column mapping")
-    if settings.get("delta.enableRowTracking") == "true" and "rowTracking" not in features:
+    if is_on(settings, "delta.enableRowTracking") and "rowTracking" not in features:
         reasons.append("row tracking without its table feature")
     return reasons
 
@@ -265,13 +265,13 @@ def needs_spark(sink: Sink) -> bool:
     """Whether only Spark may merge into this sink."""
     settings = sink.table.metadata().configuration
     features = set(sink.table.protocol().writer_features or ())
-    in_use = "true" in (settings.get("delta.enableChangeDataFeed"), settings.get("delta.enableDeletionVectors"))
+    in_use = is_on(settings, "delta.enableChangeDataFeed") or is_on(settings, "delta.enableDeletionVectors")
     return bool(sink.special) or bool(features - _PLAIN_FEATURES) or in_use
 
 
 def refuse_append_only(sink: Sink) -> None:
     """Raise SinkMismatch where no merge can ever change or delete a row."""
-    if sink.table.metadata().configuration.get(_APPEND_ONLY) == "true":
+    if is_on(sink.table.metadata().configuration, _APPEND_ONLY):
         raise SinkMismatch(
             f"The sink {sink.name!r} is append-only ({_APPEND_ONLY}), and tx.merge changes rows. Use tx.write, or run "
             f"ALTER TABLE {sql_name(sink.uri)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from checkpoint.errors import SinkMismatch
-from dedup.delta import features
+from checkpoint.errors import ConfigError, SinkMismatch
+from dedup.delta import features, sinks
+from dedup.delta.engine import DeltaRs
 from dedup.delta.files import Add
+from dedup.delta.storage import absolute
 from kit import delta_features as made
 from kit import delta_kit as kit
 from kit.delta_kit import open_store, show
@@ -165,3 +168,42 @@ def test_a_table_that_a_catalog_takes_over_keeps_the_decision(tmp_path: Path, si
         open_store(tmp_path).publish(kit.NAME)
     Path(sink, made.entry_of(1)).unlink()
     assert open_store(tmp_path).publish(kit.NAME) == 1 and show(tmp_path) == [1]
+
+
+def test_a_time_is_put_however_the_property_is_spelled(tmp_path: Path) -> None:
+    """Delta keeps TRUE as it was given and obeys it: our commits have their times, and readers of the log find no gap."""
+    uri = str(tmp_path / "orders")
+    made.create(uri, kit.SINK, ("inCommitTimestamp",), {"delta.enableInCommitTimestamps": "TRUE"})
+    store = open_store(tmp_path)
+    kit.process(store, kit.epoch(store), kit.events([1]))
+    (info, *_) = Path(uri, made.entry_of(1)).read_text().splitlines()
+    assert json.loads(info)["commitInfo"]["inCommitTimestamp"] > made.LONG_AGO
+
+
+@pytest.mark.parametrize(
+    ("value", "on"), [("TRUE", True), ("True", True), ("true", True), ("FALSE", False), ("false", False), (None, False)]
+)
+def test_a_property_counts_however_its_true_is_spelled(tmp_path: Path, value: str | None, on: bool) -> None:
+    """Merges are left to Spark, or refused, under each property that Delta obeys; where it is off nothing is."""
+    for name in ("delta.enableChangeDataFeed", "delta.enableDeletionVectors", "delta.appendOnly", "delta.enableRowTracking"):
+        uri = str(tmp_path / name)
+        made.create(uri, kit.SINK, (), {} if value is None else {name: value})
+        sink = sinks.Sinks(DeltaRs(None)).open("orders", uri)
+        if name == "delta.appendOnly":
+            with pytest.raises(SinkMismatch, match="append-only") if on else contextlib.nullcontext():
+                sinks.refuse_append_only(sink)
+        else:
+            assert sinks.needs_spark(sink) is on, name
+
+
+def test_deletion_vectors_of_a_ledger_are_refused_however_they_are_switched_on(tmp_path: Path) -> None:
+    """Rows that a vector hides would count as reservations: the store does not open such a ledger."""
+    kit.epoch(open_store(tmp_path))
+    uri = absolute(kit.ledger(tmp_path).table_uri)
+    last = made.version_of(uri)
+    entry = Path(uri, made.entry_of(0)).read_text().splitlines()
+    (told,) = [json.loads(line)["metaData"] for line in entry if line.startswith('{"metaData"')]
+    told["configuration"]["delta.enableDeletionVectors"] = "TRUE"
+    made.write_entry(uri, last + 1, [{"commitInfo": {"timestamp": 1}}, {"metaData": told}])
+    with pytest.raises(ConfigError, match="Deletion vectors are on"):
+        open_store(tmp_path).head(kit.NAME)
