@@ -109,10 +109,19 @@ class FileWriter:
         order = np.argsort(codes, kind="stable")
         bounds = np.searchsorted(codes[order], np.arange(len(firsts) + 1))
         data = rows.select(kept).take(pa.array(order))
-        heads = rows.select(list(self.partition_by)).take(pa.array(firsts)).to_pylist()
-        for i, head in enumerate(heads):
-            values = {name: self._partition_value(name, value) for name, value in head.items()}
-            yield values, data.slice(bounds[i], bounds[i + 1] - bounds[i])
+        heads = rows.select(list(self.partition_by)).take(pa.array(firsts))
+        for i, head in enumerate(self._partition_values(heads)):
+            yield head, data.slice(bounds[i], bounds[i + 1] - bounds[i])
+
+    def _partition_values(self, heads: pa.Table) -> list[dict[str, str | None]]:
+        columns = {name: self._plain(name, heads[name]) for name in heads.column_names}
+        return [{name: self._partition_value(name, column[i]) for name, column in columns.items()} for i in range(heads.num_rows)]
+
+    def _plain(self, name: str, values: pa.ChunkedArray) -> list[Any]:
+        try:
+            return list(values.to_pylist())
+        except (OverflowError, ValueError) as error:
+            raise RowsRefused(f"{self.table!r} is partitioned by {name}, where dedup writes the years 1 to 9999 only: {error}.") from error
 
     def _partition_value(self, name: str, value: Any) -> str | None:
         text = partition_text(value)
@@ -247,9 +256,9 @@ def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_date(kind) or pa.types.is_string(kind)):
         return None, None
     found = pc.min_max(column)
+    if pa.types.is_date(kind):
+        return _date_bounds(found)
     low, high = found["min"].as_py(), found["max"].as_py()
-    if isinstance(low, dt.date):
-        return low.isoformat(), high.isoformat()
     if isinstance(low, str):
         return low[:STRING_PREFIX], _upper(high)
     return low, high
@@ -262,6 +271,13 @@ def _float_bounds(column: pa.ChunkedArray) -> tuple[float | None, float | None]:
     found = pc.min_max(column.cast(pa.float64()))
     low, high = found["min"].as_py(), found["max"].as_py()
     return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
+
+
+def _date_bounds(found: pa.StructScalar) -> tuple[str | None, str | None]:
+    try:
+        return found["min"].as_py().isoformat(), found["max"].as_py().isoformat()
+    except (OverflowError, ValueError):  # Python's dates have the years 1 to 9999
+        return None, None
 
 
 def _timestamp_bounds(column: pa.ChunkedArray) -> tuple[str | None, str | None]:

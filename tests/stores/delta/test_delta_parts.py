@@ -23,7 +23,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.errors import SinkMismatch
+from checkpoint.errors import RowsRefused, SinkMismatch
 from checkpoint.holders import is_alive, this_process
 from checkpoint.position import GrowingRanges, Ranges
 from dedup.core.keys import key_words
@@ -178,6 +178,35 @@ def test_numbers_times_and_nested_columns_have_the_bounds_of_the_protocol() -> N
     assert not {"nan", "inf", "b", "raw", "l", "none"} & (set(low) | set(high))
     assert (low["s"], high["s"], nulls["s"]) == ({"x": 1, "y": {"z": "q"}}, {"x": 1, "y": {"z": "q"}}, {"x": 2, "y": {"z": 2}})
     assert (nulls["b"], nulls["raw"], nulls["l"], nulls["none"], nulls["nan"]) == (1, 1, 1, 3, 0)
+
+
+def day(number: int) -> pa.Array:
+    """One date, as days since 1970."""
+    return pa.array([number], pa.int32()).cast(pa.date32())
+
+
+OUTSIDE = [-719_528, 6_680_000, 2**31 - 1, -(2**31)]
+"""Dates that Delta keeps and Python does not: before the year 1 or behind 9999."""
+
+
+@pytest.mark.parametrize("number", OUTSIDE)
+def test_dates_that_python_does_not_know_have_no_bounds(number: int) -> None:
+    """Such a column is written without bounds, also within a struct, and the others have theirs."""
+    inside = pa.StructArray.from_arrays([day(number), day(0)], ["d", "e"])
+    told = json.loads(statistics(pa.table({"d": day(number), "e": day(0), "s": inside})))
+    bounds = {"e": "1970-01-01", "s": {"e": "1970-01-01"}}
+    assert told["minValues"] == told["maxValues"] == bounds and told["nullCount"] == {"d": 0, "e": 0, "s": {"d": 0, "e": 0}}
+
+
+@pytest.mark.parametrize("number", OUTSIDE)
+def test_dates_that_python_does_not_know_partition_no_table(tmp_path: Path, number: int) -> None:
+    """Such a row is refused as its own fault, with the column's name; as a plain value it is written and read back."""
+    rows = pa.table({"id": [1], "day": day(number)})
+    with pytest.raises(RowsRefused, match="is partitioned by day, where dedup writes the years 1 to 9999 only"):
+        FileWriter(str(tmp_path), None, rows.schema, "t", ("day",)).write(rows)
+    empty = DeltaTable.create(str(tmp_path / "plain"), rows.schema)
+    commit(empty, FileWriter(str(tmp_path / "plain"), None, rows.schema, "t").write(rows), {}, exact=True)
+    assert DeltaTable(str(tmp_path / "plain")).to_pyarrow_table().equals(rows)
 
 
 def test_only_the_first_columns_get_bounds() -> None:
