@@ -75,8 +75,9 @@ class SparkBatch:
     def __init__(self, batch: DataFrame, scratch: str | None, *, collect: bool = True) -> None:
         self._batch, self._scratch, self._collect = batch, scratch, collect
         self.query_id = local_property(batch.sparkSession, "sql.streaming.queryId")
-        run = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None
-        self.run_key = run or process_run()
+        self._run = self._first_run()
+        group = local_property(batch.sparkSession, "spark.jobGroup.id") if self.query_id else None  # the run, unless the user sets it
+        self.run_key = self._run or group or process_run()
         self.tasks: Tasks | None = SparkTasks(batch, scratch)
 
     @property
@@ -91,19 +92,20 @@ class SparkBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether this run of the query was stopped, where Spark tells; another run may have the same id.
-
-        Asked of what all sessions share: that of the batch is a copy, which knows no query.
-        """
-        if not self.query_id:
+        """Whether this run of the query was stopped, where Spark tells; another run may have the same id."""
+        if self._run is None:
             return False
         try:
-            shared: Any = self._batch.sparkSession._jsparkSession.sharedState()
-            jvm: Any = self._batch.sparkSession._jvm
-            query = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(self.query_id))
-            return query is None or not query.isActive() or str(query.runId().toString()) != self.run_key
-        except Exception:  # noqa: BLE001 - internals of Spark that another version, or a platform, may hide: then it goes on
+            return active_run(self._batch.sparkSession, self.query_id) != self._run
+        except Exception:  # noqa: BLE001 - as in `_first_run`: then it goes on
             return False
+
+    def _first_run(self) -> str | None:
+        """The run that the batch belongs to; None where Spark does not tell."""
+        try:
+            return active_run(self._batch.sparkSession, self.query_id)
+        except Exception:  # noqa: BLE001 - internals of Spark that another version, or a platform, may hide
+            return None
 
     def check(self, prepare: Prepare) -> None:
         """Raise ConfigError for what needs no job to be seen: missing columns, stateful operators upstream, no folder to share."""
@@ -177,6 +179,19 @@ def local_property(session: SparkSession, name: str) -> str | None:
         return session.sparkContext.getLocalProperty(name)
     except (PySparkException, AttributeError):
         return None
+
+
+def active_run(session: SparkSession, query_id: str | None) -> str | None:
+    """The id of the run in which this query is active; None where it is not. Raises what a platform does that hides it.
+
+    Asked of what all sessions share: that of a batch is a copy, which knows no query.
+    """
+    if not query_id:
+        return None
+    shared: Any = session._jsparkSession.sharedState()
+    jvm: Any = session._jvm
+    query = shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+    return None if query is None or not query.isActive() else str(query.runId().toString())
 
 
 def create_frame(session: SparkSession, table: pa.Table, schema: StructType) -> DataFrame:

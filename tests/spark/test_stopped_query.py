@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 import time
 import traceback
@@ -17,7 +18,7 @@ import pytest
 from dedup import Consumer, SparkGone
 from dedup.demo.input import ENVELOPE_DDL
 from fixtures.fix_places import BOTH, Place, of_stores
-from kit.orders import assert_proven, batch, consumer, letters, orders
+from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.places import PostgresPlace
 from kit.sparks import require
 
@@ -209,3 +210,34 @@ def test_what_a_handler_raises_after_its_query_was_stopped_says_nothing(spark: S
     stopping.join(PATIENCE)
     wait_for_an_error(ended)
     assert [type(error) for error in ended] == [SparkGone] and "query was stopped" in str(ended[0]) and letters(place.store()) == []
+
+
+@pytest.mark.fast_on("delta")
+def test_a_job_group_of_the_user_changes_nothing(spark: SparkSession, place: Place, tmp_path: Path) -> None:
+    """Where the callback and its handler name groups of their own, one bad event is parked, and the query keeps its one epoch."""
+    (tmp_path / "landing").mkdir()
+    for number, events in enumerate(([event(0, "bad", -1), event(1, "p0-1", 1)], orders([2]))):
+        pq.write_table(batch(*events), tmp_path / f"landing/{number}.parquet")
+        os.utime(tmp_path / f"landing/{number}.parquet", (number, number))
+    made, epochs = consumer(place.store(), query=None, max_outage=3600.0), list[int]()
+    made._handler = None
+
+    @made.foreach_batch
+    def load(rows: Any, tx: Any) -> None:
+        spark.sparkContext.setJobGroup("handler", "made up")
+        if rows.where("data.amount < 0").count():
+            raise ValueError("negative")
+        tx.write(rows.select("data.*"), "orders")
+
+    def callback(rows: Any, number: int) -> None:
+        spark.sparkContext.setJobGroup(f"orders-{number}", "made up")
+        made(rows, number)
+        epochs.append(made.store.head(made.name).epoch)
+
+    stream = spark.readStream.schema(ENVELOPE_DDL).option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "landing"))
+    writer = stream.writeStream.foreachBatch(callback).option("checkpointLocation", str(tmp_path / "query"))
+    writer.trigger(availableNow=True).start().awaitTermination(int(PATIENCE))
+    assert sorted(row["id"] for row in place.read()) == ["p0-1", "p0-2"]
+    assert [letter["sequence_number"] for letter in letters(place.store())] == [0]
+    assert len(epochs) == 2 and len(set(epochs)) == 1
+    assert_proven(place.store())
