@@ -256,6 +256,8 @@ def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict
             found[f"the invariant of {name}"] = json.loads(text)["expression"]["expression"]
         if expression := metadata.get("delta.generationExpression"):
             found[f"the generated column {name}"] = f"`{name}` <=> ({expression})"
+            if not f["nullable"]:  # of rows that lack the column only Spark knows what it is
+                found[f"NOT NULL of {name}"] = f"`{name}` IS NOT NULL"
         if limit := re.search(r"\((\d+)\)", metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")):
             found[f"the length limit of {name}"] = f"`{name}` IS NULL OR length(rtrim(`{name}`)) <= {limit[1]}"
     return found

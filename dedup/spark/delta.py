@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from checkpoint.errors import ConfigError, RowsMisfit, StoreUnavailable
+from checkpoint.errors import ConfigError, DedupError, RowsMisfit, RowsRefused, StoreUnavailable
 from checkpoint.head import Head
+from deadletter.classify import PERMANENT, TRANSIENT, classify
 from deadletter.selection import Selection
 from dedup.core.steps import Merge
 from dedup.core.store import Store
@@ -71,12 +73,14 @@ class SparkSide:
         """Where a table of the catalog lies; `name` has one to three parts.
 
         Raises:
-            ConfigError: there is no such table, or it is no Delta table.
+            ConfigError: there is no such table, or it is no Delta table. StoreUnavailable: the catalog does not answer.
         """
         try:
             rows = self.session.sql(f"DESCRIBE DETAIL {quoted(name)}").select("format", "location").collect()
         except ERRORS as error:
             said = first_line(error)
+            if classify(error) == TRANSIENT:
+                raise StoreUnavailable(f"The catalog of this Spark session cannot be asked for the table {name!r}: {said}") from error
             raise ConfigError(
                 f"The sink {name!r} is not a path and not in tables=, and the catalog of this Spark session has no table of this name that "
                 "can be described. Give a path, a name from tables=, or the name of a table."
@@ -138,27 +142,19 @@ class SparkSide:
         As in Delta, a condition that is NULL is violated.
 
         Raises:
-            ConfigError: a constraint cannot be evaluated. RowsMisfit: not on these rows, which lack a column that it names.
+            RowsRefused: a constraint fails at a row. RowsMisfit: the rows lack a column that it names.
+            StoreUnavailable: Spark cannot tell at the moment. ConfigError: a constraint cannot be evaluated, whatever the rows are.
         """
         if not constraints:
             return {}
-        tests = [
-            F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1)).alias(f"c{i}")
-            for i, sql in enumerate(constraints.values())
-        ]
         try:
             rows = _staged(self.session, files)
             for column, expression in generated.items():
                 if column not in rows.columns:
                     rows = rows.withColumn(column, F.expr(expression))
-            counts = rows.agg(*tests).collect()[0]
+            counts = rows.agg(*(_broken(sql).alias(f"c{i}") for i, sql in enumerate(constraints.values()))).collect()[0]
         except ERRORS as error:
-            if _lacks_a_column(error):
-                raise RowsMisfit(
-                    f"The rows lack a column that a constraint of the sink names ({', '.join(constraints)}), so whether they keep to it "
-                    f"cannot be told: give that column, too. {first_line(error)}"
-                ) from error
-            raise ConfigError(f"The constraints {', '.join(constraints)} cannot be evaluated: {first_line(error)}") from error
+            raise _untested(error, constraints) from error
         return {name: count for name, count in zip(constraints, counts, strict=True) if count}
 
     def _noted(self, app: str, version: int) -> dict[str, str]:
@@ -176,20 +172,48 @@ def _staged(session: SparkSession, files: Sequence[str], **options: bool) -> Dat
         return session.read.options(**OUR_FILES, **options).parquet(*(spark_uri(f) for f in files))
 
 
+def _broken(sql: str) -> Column:
+    """How many rows violate this condition."""
+    return F.sum(F.when(F.coalesce(F.expr(sql), F.lit(False)), 0).otherwise(1))
+
+
+def _untested(error: Exception, constraints: Iterable[str]) -> DedupError:
+    """What it says of the rows that these constraints of their sink could not be tested on them."""
+    names, said = ", ".join(constraints), first_line(error)
+    if _lacks_a_column(error):
+        return RowsMisfit(
+            f"The rows lack a column that a constraint of the sink names ({names}), so whether they keep to it "
+            f"cannot be told: give that column, too. {said}"
+        )
+    found = classify(error)
+    if found == TRANSIENT:
+        return StoreUnavailable(f"Spark cannot test the constraints {names} of the sink: {said}")
+    if found == PERMANENT and not isinstance(error, AnalysisException):  # which comes before any row is read
+        return RowsRefused(f"A constraint of the sink ({names}) raises an error at a row. Reject such rows in the handler. {said}")
+    return ConfigError(f"The constraints {names} cannot be evaluated: {said}")
+
+
 def _merge_sql(uri: str, columns: Sequence[str], how: Merge) -> str:
-    """The statement that merges a frame `rows` with these columns."""
+    """The statement that merges a frame `rows` with these columns, as a template of Spark's: other braces are doubled."""
     names = [n for n in columns if n != _DELETE]
     match = " AND ".join(f"t.{tick(k)} = s.{tick(k)}" for k in how.keys)
     t, s = (f"{side}.{tick(how.newer_by or '')}" for side in "ts")
     newer = f"({t} < {s} OR ({t} IS NULL AND {s} IS NOT NULL))" if how.newer_by else "true"
     values = ", ".join(f"t.{tick(n)} = s.{tick(n)}" for n in names)
-    return (
-        f"MERGE INTO {sql_name(uri)} t USING {{rows}} s ON {match} "
+    into, merged = (
+        f"MERGE INTO {sql_name(uri)} t USING ",
+        f" s ON {match} "
         f"WHEN MATCHED AND s.{_DELETE} AND {newer} THEN DELETE "
         f"WHEN MATCHED AND NOT s.{_DELETE} AND {newer} THEN UPDATE SET {values} "
         f"WHEN NOT MATCHED AND NOT s.{_DELETE} THEN INSERT ({', '.join(map(tick, names))}) "
-        f"VALUES ({', '.join(f's.{tick(n)}' for n in names)})"
+        f"VALUES ({', '.join(f's.{tick(n)}' for n in names)})",
     )
+    return _braced(into) + "{rows}" + _braced(merged)
+
+
+def _braced(text: str) -> str:
+    """Text that stays as it is in a template."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def save(session: SparkSession, writer: Any, uri: str) -> None:
@@ -238,7 +262,9 @@ def _lacks_a_column(error: Exception) -> bool:
 
 def first_line(error: Any) -> str:
     """What an error says, without the plan and the stack behind it."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    by_py4j = len(lines) > 1 and lines[0].startswith("An error occurred while calling")  # all that py4j says itself: Java's words follow
+    return lines[1].removeprefix(": ") if by_py4j else lines[0]
 
 
 class HistoryEntry(NamedTuple):

@@ -246,6 +246,21 @@ def test_rows_that_break_a_rule_are_refused_before_the_decision(
     assert store.head(kit.NAME).seq == 1 and spark.read.format("delta").load(strict).count() == 0
 
 
+@pytest.mark.parametrize(("name", "says"), [(None, "violate NOT NULL of day"), ("garbage", "CAST_INVALID_INPUT")])
+def test_a_row_of_which_a_sink_computes_nothing_is_refused_before_the_decision(
+    spark: SparkSession, tmp_path: Path, name: str | None, says: str
+) -> None:
+    """A NULL where the computed column forbids it, or an error: the row is at fault, and neither the sink nor the stream stands still."""
+    require("4.0", "generated columns in SQL")
+    store, sink = DeltaStore(str(tmp_path / "state")), str(tmp_path / "sink")
+    computed = "day DATE NOT NULL GENERATED ALWAYS AS (CAST(name AS DATE))"
+    spark.sql(f"CREATE TABLE delta.`{sink}` (id BIGINT, name STRING, {computed}) USING delta")
+    with pytest.raises(RowsRefused, match=says):
+        write(store, sink, [pa.table({"id": [1, 2], "name": pa.array(["2026-01-31", name])})])
+    write(store, sink, [pa.table({"id": [1], "name": ["2026-01-31"]})])
+    assert spark.read.format("delta").load(sink).count() == 1
+
+
 def test_a_sink_with_rules_is_merged_by_spark_once(spark: SparkSession, tmp_path: Path, strict: str) -> None:
     """Insert, update what is older, delete; staged, decided, merged with the transaction id; again: nothing; bad rows are refused."""
     store, how = DeltaStore(str(tmp_path / "state")), Merge(("id",), "name", "gone")
