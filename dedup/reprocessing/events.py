@@ -70,7 +70,7 @@ def events_of(letters: pa.Table, *, positions: bool, decodes: bool = True) -> pa
     """ENVELOPE columns of these letters, the columns that their input had beside them, and `_letter`, the letter's id.
 
     Args:
-        letters: with whole contents, as `restored` makes them.
+        letters: with whole contents, as `restored` makes them, and `of_one_form`.
         positions: False leaves the position columns out: the key-only mode.
         decodes: whether `data` is going to be made of their bodies; else it may be one of the other columns.
 
@@ -87,6 +87,22 @@ def events_of(letters: pa.Table, *, positions: bool, decodes: bool = True) -> pa
     return events if others is None else pa.table({**dict(zip(events.column_names, events.columns, strict=True)), **others})
 
 
+def of_one_form(letters: pa.Table) -> Bools:
+    """Which of these letters can stand in one table with the first of them: no column that two of them have changes its type.
+
+    Args:
+        letters: with whole contents, as `restored` makes them.
+    """
+    known: dict[str, tuple[str, pa.DataType]] = {}
+    fit = np.zeros(letters.num_rows, dtype=bool)
+    for row, kept in enumerate(letters["extras"].to_pylist()):
+        own = {f.name.lower(): (f.name, f.type) for f in pa.ipc.open_stream(kept).schema} if kept else {}
+        fit[row] = all(known.get(name, column) == column for name, column in own.items())
+        if fit[row]:
+            known |= own
+    return fit
+
+
 def refuse_erased(letters: pa.Table) -> None:
     """No handler takes a letter without its contents for an event: whoever names one is told, and nobody can open one."""
     for letter in letters.filter(is_erased(letters))["id"].to_pylist():
@@ -100,9 +116,9 @@ def _extras(ids: Sequence[str], kept: Sequence[bytes | None], *, decodes: bool) 
         if one:
             _refuse_own(letter, pa.ipc.open_stream(one).schema.names, decodes=decodes)
     tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
-    empty = pa.unify_schemas([t.schema for t in tables if t is not None], promote_options="permissive").empty_table()
+    empty = pa.unify_schemas([t.schema for t in tables if t is not None]).empty_table()
     nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
-    whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="permissive")
+    whole = pa.concat_tables([nothing if t is None else t for t in tables], promote_options="default")  # what one lacks is null there
     return dict(zip(whole.column_names, whole.columns, strict=True))
 
 

@@ -1,7 +1,8 @@
 """A person sends dead letters through the same door again: the same preparation, the same handler, the same kind of transaction.
 
-Letters go in pages, in position order, each page one transaction in which their status changes. A page takes no epoch and no checkpoint:
-it works while the stream runs. What a page has committed is done; a second call goes on with the letters that are left.
+Letters go in pages, in position order, each page one transaction in which their status changes; letters whose columns have other types than
+those before them get one of their own. A page takes no epoch and no checkpoint: it works while the stream runs. What a page has committed
+is done; a second call goes on with the letters that are left.
 
 Letters become events again as a table that goes through the same preparation as a batch, with the judgement of its keys. What becomes of
 them is a new state and what is appended to their history. Called by `reprocess` of the public names and by `dedup dead-letter
@@ -13,10 +14,10 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,17 @@ from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
-from dedup.reprocessing.events import as_they_came, events_of, held_keys, kept_order, refuse_erased, restored, settle_held, sift_asked
+from dedup.reprocessing.events import (
+    as_they_came,
+    events_of,
+    held_keys,
+    kept_order,
+    of_one_form,
+    refuse_erased,
+    restored,
+    settle_held,
+    sift_asked,
+)
 from dedup.reprocessing.from_log import WholeEvent, coverage, fill, matching, no_reader, read_bodies
 from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions, Unread
 from dedup.reprocessing.outcomes import Tried, change_of, first_failure, succeeded
@@ -107,7 +118,7 @@ def reprocess(
             `consumer.register_log_reader`; no handler is registered; due without `Retry(later=...)`, or with a kind of letter that is never
             due.
 
-    Crash: each page is done or not; a second call goes on.
+    Crash: each letter is done or not, with the others of its transaction; a second call goes on.
     """
     reentry.refuse(consumer.identity, "A reprocess")
     chosen, store, how = replace(selection, consumer=consumer.name), consumer.store, options or ReprocessOptions()
@@ -166,6 +177,14 @@ def due_now(letters: pa.Table, later: Sequence[given.Duration], now: dt.datetime
     return pc.and_(found, of_kind)
 
 
+class _Transacted(NamedTuple):
+    """What one transaction has made of letters."""
+
+    states: dict[str, int]  # letter -> what became of it
+    closed: dict[str, str]  # letters that cannot be opened, and why
+    left: list[str]  # letters that can be run, in a transaction of their own
+
+
 class _Reprocess:
     """One call."""
 
@@ -174,7 +193,6 @@ class _Reprocess:
         self.size, self.in_a_row = FIRST_PAGE, 0
         self.done: set[str] = set()
         self.passed: set[str] = set()
-        self.closed: dict[str, str] = {}  # letters of the page that cannot be opened, and why
         self.started = time.monotonic()
 
     def run(self, selection: Selection, keep: Keep | None) -> None:
@@ -223,15 +241,21 @@ class _Reprocess:
             return
         bodies, lost = self._whole_bodies(page)
         page = self._not_done(page)
-        if not page.num_rows:
-            return
-        ids = page["id"].to_pylist()
-        states = with_replanning(lambda: self._transact([i for i in self._first(page) if i not in lost], lost, bodies))
-        self._note_unread(page, self.closed)
-        page = self._not_done(page)
-        self.done.update(ids)
-        self.passed.update(letter for letter, state in states.items() if succeeded(state))
-        self._count(page, states, lost)
+        while page.num_rows:
+            page = self._run_at_once(page, lost, bodies)
+
+    def _run_at_once(self, page: pa.Table, lost: set[str], bodies: Mapping[str, WholeEvent]) -> pa.Table:
+        """One transaction of a page; returns the letters that are left for the next one."""
+        gone = lost & set(page["id"].to_pylist())
+        tried = with_replanning(lambda: self._transact([i for i in self._first(page) if i not in gone], gone, bodies))
+        left = pc.is_in(page["id"], value_set=pa.array(tried.left, pa.string()))
+        mine, page = page.filter(pc.invert(left)), page.filter(left)
+        self._note_unread(mine, tried.closed)
+        mine = self._not_done(mine)
+        self.done.update(mine["id"].to_pylist())
+        self.passed.update(letter for letter, state in tried.states.items() if succeeded(state))
+        self._count(mine, tried.states, gone)
+        return page
 
     def _not_done(self, letters: pa.Table) -> pa.Table:
         return picked(letters, np.flatnonzero([letter not in self.done for letter in letters["id"].to_pylist()]))
@@ -259,25 +283,24 @@ class _Reprocess:
         now = self.job.store.letters(Selection(ids=tuple(page["id"].to_pylist()), limit=None), ["id", "status", "blocked_by"])
         return list(eligible(now)["id"].to_pylist())
 
-    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, WholeEvent]) -> dict[str, int]:
-        """One transaction; letter -> what became of it."""
+    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, WholeEvent]) -> _Transacted:
+        """One transaction.
+
+        Crash: what became of all its letters is true, or of none.
+        """
         job, store = self.job, self.job.store
         with company.taken(job.name), store.begin_letters(job.name) as transaction:
-            letters, self.closed = restored(transaction.lock(sorted({*ids, *lost})), bodies, job.policy.on_failure.redact, lost)
-            letters = eligible(letters)
-            is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
-            gone, letters = picked(letters, np.flatnonzero(is_lost)), picked(letters, np.flatnonzero(~is_lost))
+            letters, closed = restored(transaction.lock(sorted({*ids, *lost})), bodies, job.policy.on_failure.redact, lost)
+            gone, letters, left = _at_once(eligible(letters), lost)
             steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}
             if letters.num_rows:
                 change, states = self._try(letters, transaction)
                 steps.append(change)
-            if not steps:
-                return states
-            for step in (*steps, Commit()):
+            for step in (*steps, Commit()) if steps else ():
                 store.on_step(step.name)
                 transaction.execute(step)
-        return states
+        return _Transacted(states, closed, left)
 
     def _try(self, letters: pa.Table, transaction: Transaction) -> tuple[Change, dict[str, int]]:
         job, head = self.job, transaction.head
@@ -458,6 +481,17 @@ def eligible(letters: pa.Table) -> pa.Table:
         if good:
             allowed.add(letter)
     return picked(letters, np.flatnonzero(chosen))
+
+
+def _at_once(letters: pa.Table, lost: Collection[str]) -> tuple[pa.Table, pa.Table, list[str]]:
+    """Of letters that can be run: those that are lost, those that one handler's frame can hold, and the ids of the others."""
+    is_lost = np.array([letter in lost for letter in letters["id"].to_pylist()], dtype=bool)
+    fit = is_lost.copy()
+    fit[~is_lost] = of_one_form(picked(letters, np.flatnonzero(~is_lost)))
+    chosen = eligible(picked(letters, np.flatnonzero(fit)))  # without those behind one that does not fit
+    gone = pc.is_in(chosen["id"], value_set=pa.array(list(lost), pa.string()))
+    left = set(letters["id"].to_pylist()) - set(chosen["id"].to_pylist())
+    return chosen.filter(gone), chosen.filter(pc.invert(gone)), sorted(left)
 
 
 def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: ReprocessOptions) -> list[Change | Free]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from typing import Any
 
@@ -78,3 +79,56 @@ def test_a_column_data_of_the_input_goes_through_files_and_masks(place: Place, t
         one.rejects = False
         assert reprocess(Selection(), one.run).reprocessed == 1
         assert [value for _, value in one.values("data")] == [{"amount": 5}]
+
+
+DAY = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+CHANGED: list[tuple[pa.Array, pa.Array]] = [
+    (pa.array([7]), pa.array(["7-b"])),
+    (pa.array([2**53 + 1]), pa.array([0.5])),
+    (pa.array([{"a": 1}]), pa.array([{"a": 1, "b": 2}])),
+    (pa.array([DAY], pa.timestamp("us", "UTC")), pa.array([DAY], pa.timestamp("us"))),
+]
+"""A column before its type changed, and after."""
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGED)
+def test_each_letter_is_run_with_its_columns_as_they_came(place: Place, before: pa.Array, after: pa.Array) -> None:
+    """A column changes its type between two batches: the letters of both run, and no value becomes another one beside its neighbour."""
+    strict = Strict(place.store())
+    strict.run(pa.concat_tables([rows(0, v=before), rows(1, v=before)]), 0)
+    strict.run(rows(2, v=after), 1)
+    strict.rejects = False
+    assert reprocess(Selection(), strict.run).reprocessed == 3
+    assert strict.values("v") == [(str(v.type), v[0].as_py()) for v in (before, before, after)]
+    assert_proven(place.store())
+
+
+def test_a_sequence_whose_columns_change_their_type_stays_in_order(place: Place) -> None:
+    """Each letter waits for the one before it, whichever of them fit into one table; those of other sequences go on."""
+    strict = Strict(place.store(), sequence_key="s")
+    for number, (value, sequence) in enumerate([(1, "a"), ("2", "a"), (3, "a"), ("4", "b"), (5, "a")]):
+        strict.run(rows(number, v=[value], s=[sequence]), number)
+    refused: set[Any] = {"2"}
+
+    def handle(events: pa.Table, tx: Any) -> None:
+        bad = pa.array([value in refused for value in events["v"].to_pylist()])
+        strict.given.append(tx.reject(events, bad, "not yet"))
+
+    strict.run._handler = handle
+    done = reprocess(Selection(), strict.run)
+    assert (done.reprocessed, done.failed, done.waiting) == (2, 1, 2)
+    refused.clear()
+    assert reprocess(Selection(), strict.run).reprocessed == 3
+    assert [value for _, value in strict.values("v")] == [1, "4", "2", 3, 5]
+    assert_proven(place.store())
+
+
+def test_a_column_that_came_later_is_null_before(place: Place) -> None:
+    """Letters that differ in nothing but columns that some lack are run at once."""
+    strict = Strict(place.store())
+    strict.run(rows(0, v=[1]), 0)
+    strict.run(rows(1, v=[2], w=["x"]), 1)
+    strict.rejects = False
+    assert reprocess(Selection(), strict.run).reprocessed == 2
+    assert len(strict.given) == 1 and strict.values("w") == [("string", None), ("string", "x")]
