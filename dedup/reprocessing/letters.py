@@ -110,7 +110,7 @@ def reprocess(
             `consumer.register_log_reader`, the log does not have the event any more (see `options.skip_missing`) or has another one, or
             the broker does not answer. Or a letter is sealed and cannot be opened. All other letters were run; `report.unread` of the
             error names each that was not, and why.
-        SealUnavailable: the text of a new failure could not be sealed; the page was not changed.
+        SealUnavailable: the text of a new failure could not be sealed; the letters of its transaction were not changed.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
         Refused: one of `selection.ids` is a letter whose contents were erased.
@@ -182,6 +182,7 @@ class _Transacted(NamedTuple):
 
     states: dict[str, int]  # letter -> what became of it
     closed: dict[str, str]  # letters that cannot be opened, and why
+    lost: frozenset[str]  # letters that became LOST
     left: list[str]  # letters that can be run, in a transaction of their own
 
 
@@ -254,7 +255,7 @@ class _Reprocess:
         mine = self._not_done(mine)
         self.done.update(mine["id"].to_pylist())
         self.passed.update(letter for letter, state in tried.states.items() if succeeded(state))
-        self._count(mine, tried.states, gone)
+        self._count(mine, tried.states, tried.lost)
         return page
 
     def _not_done(self, letters: pa.Table) -> pa.Table:
@@ -300,7 +301,7 @@ class _Reprocess:
             for step in (*steps, Commit()) if steps else ():
                 store.on_step(step.name)
                 transaction.execute(step)
-        return _Transacted(states, closed, left)
+        return _Transacted(states, closed, frozenset(gone["id"].to_pylist()), left)
 
     def _try(self, letters: pa.Table, transaction: Transaction) -> tuple[Change, dict[str, int]]:
         job, head = self.job, transaction.head
@@ -342,10 +343,10 @@ class _Reprocess:
         plain = held_keys(index, ids, letters, np.zeros(len(index), dtype=bool))
         holds = dict(zip(letters["id"].to_pylist(), letters["holds_key"].to_pylist(), strict=True))
         doubtful = [row for row in np.flatnonzero(plain.asked).tolist() if holds[ids[row]]]
-        given = given_a_key(self.job.store.history(*(ids[row] for row in doubtful))) if doubtful else set()
-        return np.array([letter in given for letter in ids], dtype=bool)
+        by_hand = given_a_key(self.job.store.history(*(ids[row] for row in doubtful))) if doubtful else set()
+        return np.array([letter in by_hand for letter in ids], dtype=bool)
 
-    def _count(self, page: pa.Table, states: Mapping[str, int], lost: set[str]) -> None:
+    def _count(self, page: pa.Table, states: Mapping[str, int], lost: Collection[str]) -> None:
         report, longest = self.report, 0
         for letter, status in zip(page["id"].to_pylist(), page["status"].to_pylist(), strict=True):
             counted = "lost" if letter in lost else outcome(states.get(letter), status)

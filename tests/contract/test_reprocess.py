@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from dedup import Columns, Consumer, DeadLetters, Selection, reprocess
+from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, reprocess
 from dedup.core.store import Store
-from kit.orders import assert_proven, consumer
-from kit.people import ALL
+from kit.orders import assert_proven, consumer, letters
+from kit.people import ALL, statuses
 from kit.places import Place, other_place
 
 OWN: dict[str, Any] = {
@@ -132,3 +132,18 @@ def test_a_column_that_came_later_is_null_before(place: Place) -> None:
     strict.rejects = False
     assert reprocess(Selection(), strict.run).reprocessed == 2
     assert len(strict.given) == 1 and strict.values("w") == [("string", None), ("string", "x")]
+
+
+def test_only_what_became_lost_is_reported_as_lost(place: Place) -> None:
+    """The log lost the event of a letter that waits behind another one, which nobody selected: it goes on to wait, and is reported so."""
+    columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
+    strict, skip = Strict(place.store(), sequence_key="s", positions=columns, max_body=10), ReprocessOptions(skip_missing=True)
+    events = rows(0, s=["q", "q"], raw=[b"x", b"x" * 20])
+    strict.run.register_log_reader(lambda *asked: events.slice(0, 0))
+    strict.run(events, 0)
+    strict.rejects = False
+    done = reprocess(Selection(id=letters(place.store())[1]["id"]), strict.run, options=skip)
+    assert (done.lost, done.waiting, statuses(place.store())) == (0, 1, ["OPEN", "BLOCKED"])
+    done = reprocess(Selection(), strict.run, options=skip)
+    assert (done.lost, done.reprocessed, statuses(place.store())) == (1, 1, ["REPROCESSED", "LOST"])
+    assert_proven(place.store())
