@@ -71,8 +71,9 @@ def json(schema: Schema) -> Decoder:
 def avro(schema: Schema) -> Decoder:
     """Decode bodies that hold one Avro record in binary encoding, without a header or a schema in front of it.
 
-    A body does not decode when bytes are missing, left over or impossible, a string in it is not UTF-8, or a decimal has more digits than
-    the schema says.
+    A body does not decode when bytes are missing or left over, an enum or a union has a number that the schema does not have, a string is
+    not UTF-8, or a decimal has more digits than the schema says. Other bytes that no writer writes are not noticed: any byte but zero is
+    true, and a number may take more bytes than it needs.
 
     Args:
         schema: the Avro schema that the bodies were written with; or another schema, as for `json`, where the writer's is the

@@ -1,7 +1,8 @@
 """Avro bodies, one record at a time, by fastavro: as they were written, or resolved to another schema.
 
 fastavro resolves, this guards what it would get wrong: it takes no notice of units (milliseconds would be read as microseconds), rounds
-decimals to the precision of the writer's schema, and gives defaults as they stand in the JSON.
+decimals to the precision of the writer's schema, and gives defaults as they stand in the JSON. What it gets wrong of the bytes:
+dedup/decode/avro_guards.py.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from checkpoint.errors import ConfigError
 from checkpoint.install import needs
-from dedup.decode import schemas
+from dedup.decode import avro_guards, schemas
 from dedup.decode.values import FAILURES, WHOLE, Read, Unreadable
 
 log = logging.getLogger("dedup")
@@ -37,20 +38,31 @@ _EXACT, _MOST_BITS = Context(prec=100), 256
 def own_reader(writer: str) -> tuple[Read, pa.DataType]:
     """What reads a body as the record that this schema (JSON text) describes, and the type of its answers. Raises ConfigError."""
     written = schemas.loaded(writer)
-    return _read_by(library().parse_schema(_plain(written)), None), _record_type(written)
+    return _read_by(written, None), _record_type(written)
 
 
-def _read_by(writer: Any, wanted: Any) -> Read:
+def _written(schema: Any, named: dict[str, Any] | None = None) -> Any:
+    """The schema of a writer as fastavro takes it. `named` gets the definitions of its types, by their full names."""
+    return avro_guards.without_negatives(library().parse_schema(_plain(schema), {} if named is None else named))
+
+
+def _read_by(written: Any, wanted: Any) -> Read:
     """What reads bytes that hold one record and nothing behind it.
 
     Args:
-        writer: the schema the bytes were written with, as fastavro parsed it.
-        wanted: the schema to resolve it to, parsed; None: its own.
+        written: the schema the bytes were written with.
+        wanted: the schema to resolve it to, as fastavro parsed it; None: its own.
     """
-    fastavro = library()
-    mismatch = fastavro.read.SchemaResolutionError
+    fastavro, named = library(), dict[str, Any]()
+    writer, mismatch = _written(written, named), fastavro.read.SchemaResolutionError
+    guard = avro_guards.depth_guard(writer, named) if avro_guards.contains_itself(writer) else None
+    union = isinstance(writer, list)
 
     def whole(body: bytes) -> Any:
+        if guard is not None:
+            guard(body)
+        if union and avro_guards.begins_below_zero(body):
+            raise IndexError("a number below zero")
         stream = io.BytesIO(body)
         try:
             row = fastavro.schemaless_reader(stream, writer, wanted)
@@ -81,7 +93,7 @@ def reason(body: bytes, error: BaseException, written: str, wanted: str | None =
         wanted: JSON text of the schema that they are read as, where it is another one.
     """
     if isinstance(error, _MismatchError) and wanted is not None and _beginnings(written):
-        writer = library().parse_schema(_plain(json.loads(written)))
+        writer = _written(json.loads(written))
         mismatch = (_failed(name, body, writer, ours) for name, ours in _beginnings(wanted))
     elif isinstance(error, Unreadable):
         return error
@@ -102,9 +114,9 @@ def _is_json(body: bytes) -> bool:
 @functools.lru_cache(maxsize=16)
 def _beginnings(text: str) -> list[tuple[str, Any]]:
     """For each field of a record its name, and the schema of a record that ends with it. Nothing for a schema of another type."""
-    schema = _plain(json.loads(text))
+    schema = json.loads(text)
     fields = schema.get("fields", []) if isinstance(schema, dict) else []
-    return [(f["name"], library().parse_schema({**schema, "fields": fields[: at + 1]})) for at, f in enumerate(fields)]
+    return [(f["name"], _written({**schema, "fields": fields[: at + 1]})) for at, f in enumerate(fields)]
 
 
 def _failed(name: str, body: bytes, writer: Any, wanted: Any) -> Unreadable | None:
@@ -204,9 +216,8 @@ def reader(ident: str, written: str, wanted: str) -> Read:
         theirs = json.loads(written)
         if theirs is None:
             raise ValueError("it is not Avro's")
-        parsed = fastavro.parse_schema(_plain(theirs))
+        found = _read_by(theirs, resolved_to)
         refuse_endless(theirs)
-        found = _read_by(parsed, resolved_to)
         _refuse_other_units(theirs, ours)
     except (*_UNUSABLE, fastavro.schema.SchemaParseException) as error:
         log.warning("events written with schema %s do not decode: it cannot be read as %r: %s", ident, ours.get("name"), error)

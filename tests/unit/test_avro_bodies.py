@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dedup import decode
-from dedup.decode import avro_bodies, schemas
-from dedup.decode.values import Read, Unreadable
+from dedup.decode import avro_bodies, avro_guards, bodies, schemas
+from dedup.decode.values import FAILURES, Read, Unreadable
 from kit.registry_kit import avro, record
-
-pytest.importorskip("fastavro")
 
 
 def reader(written: Any, wanted: Any) -> Read:
@@ -86,3 +89,107 @@ def test_an_endless_array_is_found_by_whatever_name_its_items_have() -> None:
     schema = record(("one", record(name="Nothing")), ("many", {"type": "array", "items": "shop.Nothing"}), namespace="shop")
     with pytest.raises(Unreadable, match="takes no bytes"):
         reader(schema, record(("one", record(name="Nothing"))))(b"\0")
+
+
+CURRENCY = {"type": "enum", "name": "Currency", "symbols": ["EUR", "USD", "JPY"]}
+CHOOSING = record(
+    ("c", CURRENCY),
+    ("n", ["null", "long"]),
+    ("l", {"type": "array", "items": ["null", "Currency"]}),
+    ("m", {"type": "map", "values": "Currency"}),
+)
+"""Enums and unions, by name and inside of others."""
+
+BELOW_ZERO = {
+    "enum": ("c", b"\1\0\0\0"),
+    "enum, its first": ("c", b"\5\0\0\0"),
+    "union": ("n", b"\0\1\2\0\0"),
+    "union, its first": ("n", b"\0\3\0\0"),
+    "union of a list": ("l", b"\0\0\2\1\0\0\0"),
+    "enum of a list": ("l", b"\0\0\2\2\1\0\0"),
+    "enum of a map": ("m", b"\0\0\0\2\2k\1\0"),
+}
+
+
+@pytest.mark.parametrize(("field", "body"), BELOW_ZERO.values(), ids=BELOW_ZERO)
+def test_a_number_below_zero_is_no_choice(field: str, body: bytes) -> None:
+    """A broken enum or union makes the body undecodable, and never counts from the end: dollars do not become yen."""
+    decoder = decode.avro(CHOOSING)
+    given = pa.array([body], pa.binary())
+    assert bodies.decode(given, pa.nulls(1), decoder).to_pylist() == [None]
+    assert bodies.reasons(given, pa.nulls(1), decoder)[0].text == f"$.{field} has a number that its enum or union does not have"
+    with pytest.raises(IndexError):
+        reader(CHOOSING, CHOOSING)(body)
+
+
+def test_the_branch_of_a_whole_body_is_not_below_zero_either() -> None:
+    """A schema may be a union of records: the number in front of the body is one of them."""
+    written, order = [record(("id", "long"), name="Customer"), record(("id", "long"))], record(("id", "long"))
+    assert reader(written, order)(b"\2\4") == {"id": 2}
+    for body in (b"\1\4", b"\4\4", b""):
+        with pytest.raises(FAILURES):
+            reader(written, order)(body)
+
+
+NODE = record(
+    ("next", ["null", "Node"]), ("all", {"type": "array", "items": "Node"}), ("by", {"type": "map", "values": "Node"}), name="Node"
+)
+TREE = record(("amount", "long"), ("tree", ["null", NODE]))
+"""It contains itself by a union, an array and a map."""
+
+AMOUNT = record(("amount", "long"))
+
+
+@pytest.mark.parametrize("step", [b"\2", b"\0\2", b"\0\0\2\2k", b"\0\1\2"], ids=["union", "array", "map", "block with its size"])
+@pytest.mark.parametrize("end", [b"", b"\0"], ids=["cut", "ended"])
+def test_a_body_that_nests_without_end_is_undecodable(step: bytes, end: bytes) -> None:
+    """A body of a kilobyte must not end the process while it is decoded, nor while the reason is looked for."""
+    body = b"\2\2" + step * 100_000 + end
+    with pytest.raises(Unreadable, match=r"the body nests deeper than 1,000 levels") as told:
+        reader(TREE, AMOUNT)(body)
+    assert avro_bodies.reason(body, told.value, json.dumps(TREE), json.dumps(AMOUNT)) is told.value
+
+
+def test_a_body_that_nests_deeply_is_read() -> None:
+    """A chain of some hundred records in each other, as a tree or a list of a producer's has, decodes like any other body."""
+    assert reader(TREE, AMOUNT)(b"\2\2" + b"\2" * 400 + b"\0" + b"\0\0" * 401) == {"amount": 1}
+    with pytest.raises(Unreadable, match="the body does not end within its 402 bytes"):
+        reader(TREE, AMOUNT)(b"\2\2" + b"\2" * 400)
+
+
+ANY = record(
+    ("next", ["null", "Any"]), ("f", {"type": "fixed", "name": "F", "size": 3}), ("e", CURRENCY), ("s", "string"), ("y", "bytes"),
+    ("b", "boolean"), ("i", "int"), ("x", "float"), ("d", {"type": "double"}), ("again", "F"), ("nothing", "null"),
+    ("l", {"type": "array", "items": {"type": "record", "name": "L", "fields": [{"name": "n", "type": "long"}]}}),
+    ("m", {"type": "map", "values": ["Any", "L"]}), name="Any",
+)  # fmt: skip
+LEAF = {
+    "next": None, "f": b"abc", "e": "USD", "s": "\u00e4", "y": b"\xff", "b": True, "i": -5, "x": 0.5, "d": 1.5, "again": b"xyz",
+    "nothing": None, "l": [{"n": 2**62}, {"n": -(2**63)}], "m": {},
+}  # fmt: skip
+
+
+NOTHING = fastavro.parse_schema(record(name="Any"))
+"""Everything is left out, as far as it can be."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(noise=st.binary(max_size=4), where=st.integers(0, 160), gone=st.integers(0, 4))
+def test_nesting_is_measured_of_the_bytes_that_are_read(noise: bytes, where: int, gone: int) -> None:
+    """A body that passes the look ahead has all bytes that fastavro asks for, whether it reads or leaves out: it is led nowhere else."""
+    whole, named = avro(ANY, {**LEAF, "next": LEAF, "m": {"k": LEAF, "o": {"n": 3}}}), dict[str, Any]()
+    parsed = avro_guards.without_negatives(fastavro.parse_schema(ANY, named))
+    guard = avro_guards.depth_guard(parsed, named)
+    guard(whole)
+    body = whole[:where] + noise + whole[where + gone :]
+    with contextlib.suppress(Unreadable):
+        guard(body)
+        for wanted in (None, NOTHING):
+            with contextlib.suppress(UnicodeDecodeError, IndexError):  # of a text, of an enum
+                fastavro.schemaless_reader(io.BytesIO(body), parsed, wanted)
+
+
+@pytest.mark.parametrize(("schema", "found"), [(AMOUNT, False), (CHOOSING, False), (TREE, True), (ANY, True)])
+def test_only_what_contains_itself_is_looked_at_twice(schema: Any, found: bool) -> None:
+    """The look ahead costs time: only bodies that may nest without end pay for it."""
+    assert avro_guards.contains_itself(schemas.qualified(schema)) == found
