@@ -435,10 +435,18 @@ _HASHED = 8_192
 def _payload_hashes(columns: Frame, spec: Prepare) -> pa.Array:
     chosen = _parts(columns, spec.keys.payload, "payload")
     encoded = hashing.encode(chosen or _parts(columns, ("body",), "payload"))
-    if chosen and (absent := hashing.all_null(chosen)).true_count:
-        # As in what does not decode: only the body tells such events apart.
-        encoded = pc.if_else(absent, hashing.encode(_parts(columns, ("body",), "payload")), encoded)
+    if chosen and (unknown := _payload_unknown(columns, chosen, spec)).true_count:
+        encoded = pc.if_else(unknown, hashing.encode(_parts(columns, ("body",), "payload")), encoded)
     return hashing.payload_hash(encoded)
+
+
+def _payload_unknown(columns: Frame, chosen: Sequence[pa.Array], spec: Prepare) -> pa.Array:
+    """Rows that only the body tells apart: they have no value that counts, and did not decode.
+
+    A decoded event may have null in all of them: that is what counts of it. Without a decoder nobody knows which of the two it is.
+    """
+    absent = hashing.all_null(chosen)
+    return absent if spec.decoder is None else pc.and_(absent, columns["data"].is_null())
 
 
 def _sequence(columns: Frame, spec: Prepare) -> tuple[pa.Array, pa.Array]:

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import AmbiguousPosition, ConfigError, PositionGap
+from dedup import Selection, reprocess
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders, write_orders
 from kit.outgoing import Receiver, dispatcher
 from kit.places import Place, PostgresPlace
@@ -206,6 +207,26 @@ def test_only_the_columns_of_payload_make_a_conflict(place: Place) -> None:
     """payload="data.id": another amount under the same key is an ordinary duplicate."""
     report = consumer(place.store(), payload="data.id")(batch(event(0, "a", 1), event(1, "a", 2)), 0)
     assert (report.duplicates, report.dead_lettered) == (1, 0)
+
+
+def test_null_in_the_columns_of_payload_is_a_value(place: Place) -> None:
+    """A producer that repeats an order without an amount, at another time, repeats it: before, while and after it is a dead letter."""
+    sent = [event(n, body=b'{"id": "a", "amount": null, "sent": %d}' % n) for n in range(4)]
+
+    def closed(rows: pa.Table, tx: Any) -> None:
+        tx.reject(rows, pc.is_valid(rows["body"]), "closed")
+
+    run = consumer(place.store(), payload="data.amount")
+    run._handler = closed
+    report = run(batch(sent[0], sent[1], event(9, "a", 1, partition=1)), 0)
+    assert (report.dead_lettered, report.duplicates) == (2, 1)
+    assert [(x["kind"], x["partition"]) for x in letters(place.store())] == [("REJECTED", 0), ("KEY_CONFLICT", 1)]
+    good = consumer(place.store(), payload="data.amount")
+    assert good(batch(sent[2]), 1).duplicates == 1
+    assert reprocess(Selection(kind="REJECTED"), good).reprocessed == 1
+    assert good(batch(sent[3]), 2).duplicates == 1
+    assert [(r["id"], r["amount"]) for r in place.read()] == [("a", None)]
+    assert_proven(place.store())
 
 
 def test_big_batches_commit_in_chunks_in_position_order(place: Place) -> None:

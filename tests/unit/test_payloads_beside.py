@@ -57,3 +57,25 @@ def test_an_error_beside_is_the_batchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dedup.decode.prepare.payload_hashes", broken)
     with pytest.raises(MemoryError, match="too many"):
         prepare_keys(frame([b"{}"]), spec(), beside=True)
+
+
+def hashes(*bodies: bytes | None, **settings: object) -> list[int]:
+    """The payload hash of each body."""
+    found: list[int] = prepare_events(frame([*bodies]), spec(**settings))["_payload_hash"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("chosen", [("data.amount",), ("data.amount", "key")])
+def test_a_body_counts_where_it_does_not_decode(chosen: tuple[str, ...]) -> None:
+    """Null is what counts of a decoded event that has nothing else; what does not decode is told apart by its body alone."""
+    first, again, other = b'{"id":"a","amount":null,"sent":1}', b'{"id":"a","sent":2}', b'{"id":"a","amount":1}'
+    found = hashes(first, again, other, b"{", b"{{", None, payload=chosen)
+    assert found[0] == found[1] and len(set(found[:5])) == 4
+    assert found[3:5] == hashes(b"{", b"{{")
+
+
+def test_a_body_counts_where_nobody_decodes_it() -> None:
+    """Without decode= null may stand for what another decoder could not read: then bodies are compared rather than events lost."""
+    table = frame([b"x", b"y", b"y"]).append_column("amount", pa.nulls(3, pa.int64()))
+    one, two, three = prepare_events(table, Prepare("shop", KeySettings(payload=("amount",))))["_payload_hash"].to_pylist()
+    assert one != two == three
