@@ -287,11 +287,11 @@ def _are_open(rows: pa.Table) -> pa.Table:
 
 
 def _marked(messages: pa.Table, marks: pa.Table) -> pa.Table:
-    """Messages, with what these marks say of some of them."""
+    """Messages, with what these marks say of some of them; what they do not tell is as it was before."""
     at = pc.index_in(messages["number"], value_set=marks["number"].combine_chunks())
     for name in ("state", "attempts", *TOLD):
         place, kind = messages.schema.get_field_index(name), messages.schema.field(name)
-        messages = messages.set_column(place, kind, pc.if_else(pc.is_valid(at), marks[name].take(at), messages[name]))
+        messages = messages.set_column(place, kind, pc.coalesce(marks[name].take(at), messages[name]))
     return messages
 
 

@@ -84,7 +84,7 @@ class DeltaTurn:
 
         def plan(found: OutboxSnapshot) -> list[dict[str, Any]]:
             still = found.open([f.number for _, f in failed]) if failed else set()
-            sent = [_row(number, State.SENT) for number in marks.sent]
+            sent = [_row(number, State.SENT, attempts[number]) for number in marks.sent]
             return sent + [_row(f.number, state, attempts[f.number] + 1, f) for state, f in failed if f.number in still]
 
         self._outbox.note(plan, dispatching=True)

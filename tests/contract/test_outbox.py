@@ -13,7 +13,7 @@ import pytest
 
 from checkpoint.errors import DestinationUnavailable, Fenced, HandlerError
 from deadletter.selection import Selection
-from dedup.core.messages import Asked, Chosen, Marks
+from dedup.core.messages import Asked, Chosen, Failed, Marks
 from dedup.outbox import Call, Dispatcher, Patience, State
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.replay import replay
@@ -393,6 +393,29 @@ def test_a_letter_that_is_reprocessed_publishes_then(place: Place) -> None:
     found = place.store().outbox("shop").entries(Chosen())
     assert len(found) == 3 and all(e.id.endswith("-0") for e in found) and len({e.id for e in found}) == 3
     assert_proven(place.store())
+
+
+def test_what_became_of_a_message_is_the_same_for_whoever_asks(place: Place) -> None:
+    """Its last failure, how often sending it failed and who decided about it stay with it as it goes on, here and in a new process."""
+    publisher(place.store())(batch(event(0, "o0", 1)), 0)
+    outbox = place.store().outbox("shop")
+    (number,) = (e.number for e in outbox.entries(Chosen()))
+
+    def becomes(marks: Marks) -> None:
+        with outbox.turn(Asked()) as turn:
+            assert [m.number for m in turn.messages] == [number]
+            turn.mark(marks)
+
+    def told(state: State) -> list[tuple[Any, ...]]:
+        (mine,), (new,) = (one.entries(Chosen((state,))) for one in (outbox, place.store().outbox("shop")))
+        return [(e.attempts, e.error_type, e.error_message, e.set_by, e.set_reason) for e in (mine, new)]
+
+    becomes(Marks(dead=(Failed(number, "No", "no"),)))
+    assert outbox.retry([number], by="ann", reason="again") == 1 and told(State.WAITING) == [(0, "No", "no", "ann", "again")] * 2
+    becomes(Marks(tried=(Failed(number, "Away", "later"),)))
+    assert told(State.WAITING) == [(1, "Away", "later", "ann", "again")] * 2
+    becomes(Marks(sent=(number,)))
+    assert told(State.SENT) == [(1, "Away", "later", "ann", "again")] * 2
 
 
 @pytest.mark.fast_on("postgres")
