@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from deadletter.letter import PROPERTIES
 from dedup.core.messages import BYTES_PER_TURN, Asked, Chosen, Entry, Line, Message, State
 from dedup.delta import tables
-from dedup.delta.engine import Engine
+from dedup.delta.engine import BLANKED, Engine
 
 ROWS_BITS = 24
 """A message's number is the sequence number of its decision, and so many bits for its place in it."""
@@ -58,6 +58,9 @@ MARKS = pa.schema(
 TOLD = ("error_type", "error_message", "set_by", "set_reason", "at")
 """What a mark says beside the state and the attempts."""
 
+SAID = ("turn", "number", "state", "attempts", *TOLD)
+"""Columns of marks that are read."""
+
 SEEN = ["seq", "number", "topic", "key", "id", "size", "created_at"]
 """What is kept in memory of a message."""
 
@@ -66,8 +69,8 @@ DONE = (State.SENT, State.DISCARDED)
 BLANK = -1
 """The size of a message that was erased."""
 
-UNKNOWN = -1
-"""No version of any table."""
+_CHANGING = ("DELETE", "MERGE", "RESTORE", "UPDATE")
+"""Commits after which rows that are known may be gone, or others."""
 
 
 class OutboxSnapshot:
@@ -82,12 +85,13 @@ class OutboxSnapshot:
         self._versions = table.version(), marks.version()
         rows = _marks(marks)
         latest, self.turn = _latest(rows), pc.max(rows["turn"]).as_py() or 0
-        claims = read_columns(marks, ["turn", "attempt"], pc.field("number") < 0)
-        last = claims.sort_by("turn")["attempt"][-1].as_py() if claims.num_rows else None
-        self.dispatcher = last and last.partition("/")[0]
+        self.dispatcher = _dispatcher(read_columns(marks, ["turn", "attempt"], pc.field("number") < 0))
         self._last, self._open = _not_done(table, latest)
-        # Somebody may have marked messages that came after this version of their table.
-        self._ahead = latest.filter(pc.greater_equal(latest["number"], (self._last + 1) << ROWS_BITS))
+        self._ahead = self._beyond(latest)
+
+    def _beyond(self, marks: pa.Table) -> pa.Table:
+        """Those of messages that came after this version of their table: somebody else may have marked them."""
+        return marks.filter(pc.greater_equal(marks["number"], (self._last + 1) << ROWS_BITS))
 
     @cached_property
     def _all(self) -> pa.Table:
@@ -95,28 +99,35 @@ class OutboxSnapshot:
 
     def follow(self, table: DeltaTable, marks: DeltaTable) -> bool:
         """Take in what is new; False where that cannot be told, and all has to be read again."""
-        if marks.version() != self._versions[1] or table.version() < self._versions[0]:
+        if not all(_only_grew(now, known) for now, known in zip((table, marks), self._versions, strict=True)):
             return False
-        if table.version() == self._versions[0]:
-            return True
-        if any(entry.get("operation") in ("DELETE", "RESTORE") for entry in tables.history_of(table, table.version() - self._versions[0])):
-            return False
-        more = read_columns(table, SEEN, pc.field("seq") > self._last)
-        self._last = max(self._last, pc.max(more["seq"]).as_py() or 0)
-        self._open = pa.concat_tables([self._open, _are_open(_joined(more, self._ahead))])
-        self.table, self._versions = table, (table.version(), self._versions[1])
-        self.__dict__.pop("_all", None)
+        if marks.version() > self._versions[1]:
+            rows = read_columns(marks, [*SAID, "attempt"], pc.field("turn") > self.turn)
+            if rows.num_rows:  # a compaction brings none
+                self._take(rows, _latest(rows))
+        if table.version() > self._versions[0]:
+            more = read_columns(table, SEEN, pc.field("seq") > self._last)
+            self._open = pa.concat_tables([self._open, _are_open(_joined(more, self._ahead))])
+            self._last = max(self._last, pc.max(more["seq"]).as_py() or 0)
+            self._ahead = self._beyond(self._ahead)
+            self.__dict__.pop("_all", None)
+        self.table, self.marks, self._versions = table, marks, (table.version(), marks.version())
         return True
 
     def took(self, rows: pa.Table, marks: DeltaTable) -> None:
         """What was committed by ourselves, on top of what was found."""
-        # Where somebody else has committed since, all has to be read again.
-        alone = marks.version() == self._versions[1] + 1
-        self.marks, self._versions = marks, (self._versions[0], marks.version() if alone else UNKNOWN)
-        self.turn = rows["turn"][0].as_py()
-        if pc.any(pc.less(rows["number"], 0)).as_py():
-            self.dispatcher = rows["attempt"][0].as_py().partition("/")[0]
-        self._open = _are_open(_marked(self._open, rows))
+        self.marks, self._versions = marks, (self._versions[0], self._versions[1] + 1)
+        self._take(rows, rows)
+
+    def _take(self, rows: pa.Table, latest: pa.Table) -> None:
+        """Rows of later turns than the known ones, and what the last of them says of each message."""
+        self.turn = pc.max(rows["turn"]).as_py()
+        self.dispatcher = _dispatcher(rows.filter(pc.less(rows["number"], 0))) or self.dispatcher
+        self._open = _are_open(_marked(self._open, latest))
+        beyond = self._beyond(latest)
+        fresh = beyond.filter(pc.invert(pc.is_in(beyond["number"], value_set=self._ahead["number"].combine_chunks())))
+        known = self._ahead.schema
+        self._ahead = pa.concat_tables([_marked(self._ahead, beyond), fresh.select(known.names).cast(known)])
         self.__dict__.pop("_all", None)
 
     def open(self, numbers: Sequence[int]) -> set[int]:
@@ -238,8 +249,21 @@ def read_columns(table: DeltaTable, columns: list[str], where: pc.Expression | N
         return tables.rows_where(tables.dataset(table), columns, where)
 
 
+def _only_grew(table: DeltaTable, known: int) -> bool:
+    """Whether every commit since that version has added rows, or none; a compaction adds none. Raises StoreUnavailable."""
+    count = table.version() - known
+    commits = tables.history_of(table, count) if count > 0 else []
+    return count == len(commits) and not any(c.get("operation") in _CHANGING or BLANKED in c for c in commits)
+
+
 def _marks(marks: DeltaTable) -> pa.Table:
-    return read_columns(marks, ["turn", "number", "state", "attempts", *TOLD])
+    return read_columns(marks, list(SAID))
+
+
+def _dispatcher(claims: pa.Table) -> str | None:
+    """Who has claimed the outbox last; None where nobody has."""
+    last = claims.sort_by("turn")["attempt"][-1].as_py() if claims.num_rows else None
+    return last and str(last).partition("/")[0]
 
 
 def _latest(rows: pa.Table) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +17,11 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from checkpoint.errors import StoreError, StoreUnavailable
-from dedup.core.messages import Asked, Chosen, Failed, Marks
+from dedup.core.messages import Asked, Chosen, Failed, Marks, State
 from dedup.delta import engine as of_engine
+from dedup.delta import erasure, tables, upkeep
 from dedup.delta import messages as of_messages
 from dedup.delta import outbox as of_outbox
-from dedup.delta import tables, upkeep
 from dedup.delta.engine import DeltaRs
 from dedup.delta.messages import OutboxSnapshot
 from dedup.outbox import Call, Dispatcher
@@ -166,6 +167,84 @@ def tables_of(folder: Path, seqs: Sequence[int], size: int) -> tuple[DeltaTable,
     return messages.look(), marks.look()
 
 
+def found_in(snapshot: OutboxSnapshot) -> list[Any]:
+    """All that a snapshot says."""
+    rows = [table.sort_by("number").select(sorted(table.column_names)).to_pylist() for table in (snapshot._open, snapshot._all)]
+    return [*rows, snapshot._ahead.sort_by("number").to_pylist(), snapshot._last, snapshot.turn, snapshot.dispatcher]
+
+
+class Outside:
+    """What others do to both tables."""
+
+    def __init__(self, folder: Path, dice: random.Random) -> None:
+        self.engine, self.dice, self.seq = DeltaRs(None), dice, 0
+        tables_of(folder, (), 0)
+        self.uris = [str(folder / name) for name in ("messages", "marks")]
+        self.handles = self.opened()
+
+    def opened(self) -> list[Any]:
+        """Handles of somebody of his own."""
+        return [self.engine.handle(uri) for uri in self.uris]
+
+    def tables(self) -> list[DeltaTable]:
+        """As of now."""
+        return [handle.look() for handle in self.handles]
+
+    def send(self) -> None:
+        """Some messages of one decision."""
+        self.seq += 1
+        rows = of_outbox.numbered(made(self.dice.randrange(1, 4), 2), self.seq, 0, dt.datetime.now(dt.UTC))
+        self.engine.append(self.tables()[0], rows, {"shop": self.seq})
+
+    def mark(self) -> None:
+        """Some messages that are not done are; or somebody begins to dispatch."""
+        now = OutboxSnapshot(*self.tables())
+        numbers = [n for n in now._open["number"].to_pylist() if self.dice.random() < 0.5]
+        rows = [of_outbox._row(of_outbox.CLAIM, State.WAITING)] if self.dice.random() < 0.3 else []
+        for number in numbers:
+            state = self.dice.choice([State.SENT, State.DEAD, State.WAITING, State.DISCARDED])
+            failed = Failed(number, "No", str(self.dice.random())) if state in (State.DEAD, State.WAITING) else None
+            person = {"set_by": "ann"} if self.dice.random() < 0.3 else {}
+            rows.append({**of_outbox._row(number, state, self.dice.randrange(3), failed), **person})
+        if rows:
+            turn = of_outbox._of_turn(rows, now.turn + 1, f"{self.dice.randrange(3)}/x")
+            self.engine.append(now.marks, turn, {of_outbox.APP: now.turn + 1})
+
+    def join(self) -> None:
+        """Few large files."""
+        self.engine.compact(self.dice.choice(self.tables()), 1 << 20, 10)
+
+    def erase(self) -> None:
+        """What is told of failures leaves the marks."""
+        done = [row["number"] for row in OutboxSnapshot(*self.tables())._all.filter(pc.field("state") == State.SENT).to_pylist()]
+        erasure.blanked(self.engine, self.uris[1], of_outbox._failures_of(done or [0]))
+
+    def purge(self) -> None:
+        """Old messages leave, with their marks."""
+        found, last = OutboxSnapshot(*self.tables()), self.dice.randrange(self.seq + 1)
+        self.engine.delete(found.table, f"seq <= {last}")
+        self.engine.delete(found.marks, f"number >= 0 and number < {(last + 1) << of_messages.ROWS_BITS} and turn < {found.turn}")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 6))])
+def test_a_snapshot_that_follows_is_the_one_that_reading_anew_gives(tmp_path: Path, seed: int) -> None:
+    """Whatever others commit to both tables between two looks, also where messages are looked at before their marks."""
+    dice = random.Random(seed)
+    world = Outside(tmp_path, dice)
+    messages, marks = world.opened()
+    mine, followed = OutboxSnapshot(messages.look(), marks.look()), 0
+    for step in range(14):
+        getattr(world, dice.choice(["send", "mark", "mark", "join", *(["erase", "purge"] if step > 9 else [])]))()
+        table = messages.look()
+        if dice.random() < 0.3:
+            world.send()
+            world.mark()
+        follows, anew = mine.follow(table, marks.look()), OutboxSnapshot(table, marks.look())
+        assert not follows or found_in(mine) == found_in(anew)
+        mine, followed = mine if follows else anew, followed + follows
+    assert followed >= 7
+
+
 def test_a_turn_reads_the_bodies_of_its_own_messages_alone(tmp_path: Path) -> None:
     """An old message is let go again: those between it and the newest one were sent long ago, and are not read into memory."""
     found, size = OutboxSnapshot(*tables_of(tmp_path, range(1, 11), 1 << 20)), 1 << 20
@@ -186,6 +265,20 @@ def test_spark_is_asked_for_the_bodies_of_many_messages_and_one_old_one_alone(st
     asked = of_engine._among(pa.table({"seq": pa.array(sorted(wanted), pa.int64()), "id": ["x"] * len(wanted)}))
     ranges = [range(int(first), int(last) + 1) for first, last in re.findall(r"BETWEEN (\d+) AND (\d+)", asked)]
     assert wanted <= set(itertools.chain(*ranges)) and sum(map(len, ranges)) <= 6_000 * step + 1 and len(asked) < 4_000
+
+
+def test_marks_that_are_joined_into_few_files_are_not_read_again(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running consumer compacts its tables: the dispatcher goes on from what it knows, and sees what a person has decided meanwhile."""
+    outbox = lake.store().outbox("shop")
+    first, second = (e.number for e in outbox.entries(Chosen()))
+    with outbox.turn(Asked()) as turn:
+        turn.mark(Marks(tried=(Failed(first, "Away", "later"), Failed(second, "Away", "later"))))
+    assert lake.store().outbox("shop").discard([first]) == 1
+    for log in (lake.folder / "state/outbox").rglob("_delta_log"):
+        upkeep.compact(str(log.parent), DeltaRs(None))
+    monkeypatch.setattr(of_messages, "_marks", refused)
+    with outbox.turn(Asked()) as turn:
+        assert [m.number for m in turn.messages] == [second]
 
 
 def test_a_purge_goes_on_beside_a_compaction(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
