@@ -176,3 +176,4 @@ class Spent:
     decided: int = 0  # events that have come to where they may fail in this way: the clock
     failures: tuple[int, ...] = ()  # which of the last ones failed, as values of that clock, ascending
     lifted: int = 0  # failures up to this value of the clock are admitted: a person has said so
+    out_of_time: int = 0  # events that ran out of time since one passed, without those that are admitted

@@ -185,8 +185,12 @@ def ending_with_its_query(is_over: Callable[[], bool], what: str) -> Iterator[No
         raise SparkGone(QUERY_STOPPED) from None
 
 
+class TriedOnceMore(CommitConflict):
+    """Events ran out of time, and then one passed. Nothing of this attempt was committed; they are tried once more."""
+
+
 def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, what: str | None = None) -> Done:
-    """Call it until no other decision comes first. Raises CommitConflict after so many attempts.
+    """Call it until no other decision comes first, and no event is to be tried once more. Raises CommitConflict after so many attempts.
 
     Args:
         what: names it in the log, where that is to be told; it is planned again at once then.
@@ -194,6 +198,8 @@ def with_replanning(transact: Callable[[], Done], attempts: int = CONFLICTS, wha
     for _ in range(attempts - 1):
         try:
             return transact()
+        except TriedOnceMore as again:
+            log.warning("%s", again)
         except CommitConflict:
             if what is None:
                 time.sleep(PAUSE_SECONDS)

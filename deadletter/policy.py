@@ -94,7 +94,8 @@ class Budget:
     def _after(self, kind: Kind, spent: Spent, its: Used) -> Spent:
         limits = self.of(kind) if self.of(kind).shares else Budget().of(kind)  # for `dedup budget show`
         decided = spent.decided + its.events
-        return Spent(decided, limits.kept(_all(spent, its), decided, spent.lifted), spent.lifted)
+        late = its.out_of_time + (0 if its.passed else spent.out_of_time)
+        return Spent(decided, limits.kept(_all(spent, its), decided, spent.lifted), spent.lifted, late)
 
 
 WATCHED: tuple[Kind, ...] = tuple(Kind(one.name.upper()) for one in fields(Budget))
@@ -372,6 +373,8 @@ class Used:
     events: int  # that have come to where they may fail in this way
     failed: Sequence[int] = ()  # which of these, from 1, ascending
     example: str = ""  # position of one that failed, and why
+    out_of_time: int = 0  # of these, the events that ran out of time since one passed
+    passed: bool = False  # whether one passed
 
 
 @dataclass(frozen=True)
@@ -390,13 +393,15 @@ def _all(spent: Spent, its: Used) -> list[int]:
 
 
 def to_json(spent: Mapping[str, Spent]) -> dict[str, Any]:
-    """As the stores keep it."""
-    return {str(kind): {**vars(one), "failures": list(one.failures)} for kind, one in spent.items()}
+    """As the stores keep it. Without time-outs there is no `out_of_time`."""
+    return {str(kind): {name: value for name, value in vars(one).items() if name != "out_of_time" or value} for kind, one in spent.items()}
 
 
 def from_json(kept: Mapping[str, Any]) -> dict[str, Spent]:
-    """What `to_json` made."""
-    return {Kind(kind): Spent(**{**one, "failures": tuple(one["failures"])}) for kind, one in kept.items()}
+    """What `to_json` made, in this version, an older or a newer one: what only a newer one knows is left out."""
+    known = {one.name for one in fields(Spent)}
+    told = {kind: {name: value for name, value in one.items() if name in known} for kind, one in kept.items()}
+    return {Kind(kind): Spent(**{**one, "failures": tuple(one["failures"])}) for kind, one in told.items()}
 
 
 def lift_budget(head: Head, events: int, kind: Kind) -> Head:
@@ -410,4 +415,4 @@ def lift_budget(head: Head, events: int, kind: Kind) -> Head:
     if not 1 <= events <= MOST_LIFTED:
         raise ConfigError(f"A budget is lifted for 1 to {MOST_LIFTED:,} events; {events:,} is no flood that anybody knows.")
     spent = head.spent.get(kind, Spent())
-    return replace(head, spent={**head.spent, kind: replace(spent, lifted=spent.decided + events)})
+    return replace(head, spent={**head.spent, kind: replace(spent, lifted=spent.decided + events, out_of_time=0)})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from checkpoint.errors import BudgetExceeded, CommitConflict, DedupError, HandlerError, RowsRefused, SinkMismatch, ValuesRefused, command
+from checkpoint.errors import BudgetExceeded, DedupError, HandlerError, RowsRefused, SinkMismatch, ValuesRefused, command
 from checkpoint.head import Head, Spent
 from checkpoint.position import Ints
 from deadletter import outage
@@ -25,6 +25,7 @@ from deadletter.crashes import CrashMarker
 from deadletter.failure import Failure, describe
 from deadletter.known import PERMANENT, SYSTEMIC, TRANSIENT, ErrorClass
 from deadletter.letter import Kind
+from deadletter.outage import TriedOnceMore
 from deadletter.policy import OwnPolicy, Used
 from dedup.core import decision
 from dedup.core.planning import Order, Settled
@@ -82,13 +83,13 @@ class Attempts:
         self._spent = self._head.spent.get(Kind.HANDLER_ERROR, Spent())
         self._failures = list(self._spent.failures)
         self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
-        before = failed_last(self._failures, self._spent.decided, self._spent.lifted)
-        self._brownout = Brownout(frozenset(self.culprits), before)
+        self._brownout = Brownout(frozenset(self.culprits), self._spent.out_of_time)
 
     def run(self) -> HandlerOutcome:
         """Decide every new row.
 
         Raises:
+            TriedOnceMore: events ran out of time before others passed. All of them are `culprits` now, so that one more try is enough.
             BudgetExceeded: too many of them fail.
             Whatever is not the fault of an event: errors of the store, broken rules, systemic errors; with bisect=False everything.
 
@@ -166,16 +167,20 @@ class Attempts:
             if len(rows) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
                 self._out_of_time(int(rows[0]), failures)
             return failures
-        if self._brownout.passed() and self.on_failure.budget:
-            raise CommitConflict(
-                f"Consumer {self._head.consumer!r}: events ran out of time, and then one passed: they are tried once more."
-            )
+        if any(row not in self.outcome.failed for row in map(int, rows)):  # else all of them failed, as a handler of events has told
+            self._brownout.passed()
         return None
+
+    def _try_once_more(self) -> None:
+        """Raise TriedOnceMore where an outage is over that events ran out of time in."""
+        if self._brownout.again and self.on_failure.budget:
+            raise TriedOnceMore(f"Consumer {self._head.consumer!r}: {self._brownout.again} {_AGAIN}")
 
     def _out_of_time(self, row: int, failures: list[Failure]) -> None:
         """Raise BudgetExceeded where so many run out of time, one after another, that it must be an outage."""
-        outage = self._brownout.add(row) and self._clock(row) > self._spent.lifted
-        if outage and self.on_failure.budget:
+        if self._clock(row) <= self._spent.lifted:  # a person has said that it is slow
+            return
+        if self._brownout.add(row) and self.on_failure.budget:
             self.culprits.add(row)
             raise BudgetExceeded(_out_of_time(self._head.consumer, self.settled.index.describe(row), failures[-1]))
 
@@ -297,7 +302,11 @@ class Attempts:
         return range(self._spent.decided + 1, self._spent.decided + 1 + len(self._new))
 
     def _check_budget(self) -> None:
-        """Raise BudgetExceeded; SinkMismatch where all that failed are values that a sink's column cannot hold: the table is wrong."""
+        """Raise BudgetExceeded; SinkMismatch where all that failed are values that a sink's column cannot hold: the table is wrong.
+
+        TriedOnceMore comes first, at the end of the chunk at the latest: what is tried again has not failed for good, and is known by then.
+        """
+        self._try_once_more()
         try:
             decision.require(self._head.consumer, self.on_failure.budget, self._head.spent, self.used)
         except BudgetExceeded as exceeded:
@@ -320,7 +329,7 @@ class Attempts:
         numbers = (np.flatnonzero(np.isin(self._new, list(rejected))) + 1).tolist() if rejected else ()
         example = f"{self.settled.index.describe(row)}: {rejected[row]}" if (row := min(rejected, default=-1)) >= 0 else ""
         return {
-            Kind.HANDLER_ERROR: Used(len(self._new), failed, _example(self.settled, self.outcome)),
+            Kind.HANDLER_ERROR: Used(len(self._new), failed, _example(self.settled, self.outcome), *self._brownout.last),
             Kind.REJECTED: Used(len(self._new), numbers, example),
         }
 
@@ -361,6 +370,8 @@ def _now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)
 
 
+_AGAIN = "events ran out of time, one right after another, and then one passed: they are tried once more."
+
 IN_A_ROW = 5
 """Events that run out of time one after another, with none that passes in between, before it must be an outage."""
 
@@ -374,12 +385,14 @@ class Brownout:
 
     Args:
         known: rows that failed alone when this chunk was tried before.
-        before: events right before this chunk that failed, without one that passed in between.
+        before: events before this chunk that ran out of time, without one that passed since.
     """
 
     known: Collection[int]
     before: int = 0
-    rows: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # that ran out of time since one passed
+    any_passed: bool = False
+    again: int = 0  # events that must be tried again, as an outage is over
 
     def add(self, row: int) -> bool:
         """Note that all tries of this event ran out of time; returns whether it must be an outage."""
@@ -392,22 +405,14 @@ class Brownout:
         A single event that ran out of time between others that passed is not tried again: it is slow by itself.
         """
         over = len(self.rows) > 1 and any(row not in self.known for row in self.rows)
-        self.rows, self.before = [], 0
+        self.again += len(self.rows) if over else 0
+        self.rows, self.before, self.any_passed = [], 0, True
         return over
 
-
-def failed_last(failures: Collection[int], decided: int, lifted: int) -> int:
-    """How many of the last events failed in a row, at most IN_A_ROW.
-
-    Args:
-        failures: clock values of events that failed.
-        decided: the clock.
-        lifted: failures up to this clock value are admitted and do not count.
-    """
-    found, clock = set(failures), decided
-    while clock > lifted and clock in found and decided - clock < IN_A_ROW:
-        clock -= 1
-    return decided - clock
+    @property
+    def last(self) -> tuple[int, bool]:
+        """How many of this chunk ran out of time since one passed, and whether one passed: as `Used` has it."""
+        return len(self.rows), self.any_passed
 
 
 _FRAMES = ("DataFrame", "Table", "RecordBatch")

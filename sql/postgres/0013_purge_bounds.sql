@@ -1,4 +1,4 @@
--- While a batch is decided in part, no partition counts as read to its end.
+-- While a batch is decided in part, no partition counts as read to its end. Budgets know events that ran out of time.
 -- Forward only.
 
 create or replace function {schema}.purge_bounds(before timestamptz)
@@ -34,3 +34,8 @@ comment on function {schema}.purge_bounds(timestamptz) is
     'For each consumer: up to which time of the log it has decided, and what may be purged when everything before that time is asked for: the '
     'retention is counted back from where the consumer is. Between two batches a partition without an event in the last hour of its consumer '
     'counts as read to its end. In the middle of a batch it does not: its events may come last.';
+
+comment on column {schema}.progress.spent is
+    'By kind of dead letter, what is used of its budget. decided: events that came to where they may fail in this way, the clock; '
+    'failures: values of that clock that failed, the last ones; lifted: up to this value a person has admitted all failures; '
+    'out_of_time: events that ran out of time since one passed.';

@@ -295,6 +295,24 @@ def test_rows_behind_a_failed_one_of_their_sequence_wait() -> None:
     assert sorted(effects.rows) == [0, 1, 2, 3, 5, 7, 9]
 
 
+def test_time_outs_that_are_tried_once_more_use_no_budget_yet() -> None:
+    """Two short outages hit more events than may fail: they are tried once more before the budget is judged, and pass."""
+    late, culprits = {3, 4, 8, 9}, set[int]()
+
+    def handler(rows: list[int]) -> None:
+        if late & set(rows):
+            raise TimeoutError("slow")
+
+    policy = OwnPolicy(Retry(attempts=1), Budget(handler_error=((10, 0.2),)), sleep=lambda _: None)
+    for over in ({3, 4}, {8, 9}):
+        made, effects, _ = attempts(12, handler, on_failure=policy, culprits=culprits)
+        with pytest.raises(outage.TriedOnceMore, match="2 events ran out of time"):
+            made.run()
+        late -= over
+    made, effects, _ = attempts(12, handler, on_failure=policy, culprits=culprits)
+    assert made.run().failed == {} and sorted(effects.rows) == list(range(12))
+
+
 def test_a_rejection_that_stands_is_not_tried_again() -> None:
     """Rejected with its followers undone, then a transient error: the retry does not run the rejected row, however it would answer now."""
     given: list[list[int]] = []

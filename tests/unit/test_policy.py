@@ -6,6 +6,7 @@ import json
 import random
 import time
 from bisect import insort
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.errors import ConfigError
-from checkpoint.head import Spent
+from checkpoint.head import Head, Spent
 from deadletter import Budget, ErrorClass, Kind, Retry
-from deadletter.policy import LONGEST_WINDOW, WATCHED, BudgetLimits, Used, from_json, to_json
+from deadletter.policy import LONGEST_WINDOW, WATCHED, BudgetLimits, Used, from_json, lift_budget, to_json
 
 SMALL = BudgetLimits(((4, 0.5), (10, 0.3), (1, 1.0)))
 
@@ -357,6 +358,30 @@ def test_the_history_of_a_kind_is_bounded_and_survives_being_stored(chunks: list
         whole += [decided + n for n in used.failed]
         spent = from_json(json.loads(json.dumps(to_json(budget.spend(spent, {kind: used})))))
         assert spent[kind].decided == decided + size and len(spent[kind].failures) < 10
+
+
+@given(st.lists(st.lists(st.sampled_from(["passed", "late", "bad"]), min_size=1, max_size=6), max_size=10))
+def test_time_outs_in_a_row_are_counted_over_chunks(chunks: list[list[str]]) -> None:
+    """From the last event that passed on, without those that failed in another way, and through what a store keeps."""
+    spent: dict[Kind, Spent] = {}
+    for chunk in chunks:
+        behind = chunk[len(chunk) - chunk[::-1].index("passed") :] if "passed" in chunk else chunk
+        failed = [n for n, became in enumerate(chunk, 1) if became != "passed"]
+        used = Used(len(chunk), failed, "", behind.count("late"), "passed" in chunk)
+        spent = from_json(json.loads(json.dumps(to_json(Budget().spend(spent, {Kind.HANDLER_ERROR: used})))))
+    all_of_them = [became for chunk in chunks for became in chunk]
+    passed = max((n for n, became in enumerate(all_of_them, 1) if became == "passed"), default=0)
+    assert spent.get(Kind.HANDLER_ERROR, Spent()).out_of_time == all_of_them[passed:].count("late")
+
+
+def test_what_is_kept_of_a_budget_can_be_read_by_older_and_newer_versions() -> None:
+    """Without time-outs it says nothing of them, as before there was such a row; what only a newer version keeps is no obstacle."""
+    kind, late = Kind.HANDLER_ERROR, Spent(20, (19, 20), 0, 2)
+    plain = {"decided": 20, "failures": [19, 20], "lifted": 0}
+    assert json.loads(json.dumps(to_json({kind: replace(late, out_of_time=0)}))) == {kind: plain}
+    assert from_json({kind: plain}) == {kind: replace(late, out_of_time=0)}
+    assert from_json({kind: {**plain, "out_of_time": 2, "of_tomorrow": [1]}}) == {kind: late}
+    assert lift_budget(Head("c", spent={kind: late}), 5, kind).spent[kind] == Spent(20, (19, 20), 25)
 
 
 def test_an_admitted_flood_leaves_nothing_in_the_history() -> None:

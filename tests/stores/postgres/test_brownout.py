@@ -9,14 +9,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from checkpoint.errors import BudgetExceeded
 from deadletter.letter import Kind
 from deadletter.policy import lift_budget
 from dedup import Retry
-from dedup.pipeline.attempts import IN_A_ROW, Brownout, failed_last
+from dedup.pipeline.attempts import IN_A_ROW, Brownout
 from kit.orders import assert_proven, batch, consumer, flatten, ids, letters, orders
 from kit.places import PostgresPlace
 
@@ -125,15 +123,6 @@ def test_events_that_are_known_to_be_slow_are_parked_where_a_person_says_so(bank
         again(batch(*orders(range(8))), 0)
     bank.place.store().amend("other", lambda head: lift_budget(head, 8, Kind.HANDLER_ERROR), by="test", reason="known")
     assert again(batch(*orders(range(8))), 0).dead_lettered == 8
-
-
-@given(st.lists(st.booleans(), max_size=30), st.integers(0, 30))
-def test_what_failed_last_is_counted_from_the_end(failed: list[bool], lifted: int) -> None:
-    """As a loop over the events says, and no failure that a person has admitted."""
-    clocks, expected = {n for n, bad in enumerate(failed, 1) if bad}, 0
-    while len(failed) - expected > lifted and expected < IN_A_ROW and len(failed) - expected in clocks:
-        expected += 1
-    assert failed_last(clocks, len(failed), lifted) == expected
 
 
 def test_one_event_that_runs_out_of_time_is_not_tried_again() -> None:
