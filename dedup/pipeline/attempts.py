@@ -240,6 +240,7 @@ class Attempts:
             self._check_order(rows, tx)
         self.outcome.rejected |= tx.rejected
         self.outcome.skipped.update(tx.skipped.tolist())
+        self.order.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))  # only here: the end of the attempt may undo the run
 
     def _blame(self) -> None:
         company.blame(self.marker)
@@ -253,7 +254,6 @@ class Attempts:
         behind = set(rows[then.waits(rows)].tolist())
         if behind:
             raise _OutOfOrder({row: reason for row, reason in tx.rejected.items() if row not in behind})
-        self.order.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))
 
     def _keep_rejected(self, rows: Ints, rejected: dict[int, str]) -> Ints:
         """The rejections stand, as the handler gave them; the rows that are left are tried again without them."""

@@ -295,6 +295,31 @@ def test_rows_behind_a_failed_one_of_their_sequence_wait() -> None:
     assert sorted(effects.rows) == [0, 1, 2, 3, 5, 7, 9]
 
 
+def test_a_run_that_is_undone_at_its_end_blocks_no_sequence() -> None:
+    """A deferred constraint fails after the handler has rejected an event, and rejects it no more: what stands behind it is processed."""
+    runs: list[int] = []
+
+    class Deferred(Effects):
+        @contextmanager
+        def attempt(self) -> Iterator[None]:
+            with super().attempt():
+                yield
+                if runs == [6, 3]:
+                    raise ValueError("deferred")
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        runs.append(rows.num_rows)
+        rejected = pa.array([number == 2 and runs == [6, 3] for number in rows["sequence_number"].to_pylist()])
+        tx.write(tx.reject(rows, rejected, "no").select(["sequence_number"]), "sink")
+        if runs == [6]:
+            raise ValueError("not all of them together")
+
+    order = Order(pa.array([bytes([number]) * 16 for number in (0, 1, 2, 3, 4, 2)], pa.binary(16)), 6)
+    made, effects, _ = attempts(6, raises_for(set()), order=order, effects=Deferred())
+    made.handler = handler
+    assert made.run() == HandlerOutcome() and effects.rows == [0, 1, 2, 3, 4, 5]
+
+
 def test_time_outs_that_are_tried_once_more_use_no_budget_yet() -> None:
     """Two short outages hit more events than may fail: they are tried once more before the budget is judged, and pass."""
     late, culprits = {3, 4, 8, 9}, set[int]()
