@@ -22,7 +22,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from checkpoint import given, guards, start
-from checkpoint.errors import ConfigError, DedupError, DestinationUnavailable, Fenced, StoreError
+from checkpoint.errors import ConfigError, DedupError
 from checkpoint.guards import TopicIdentity
 from checkpoint.head import Head, Run
 from checkpoint.holders import Live, take_epoch
@@ -182,8 +182,8 @@ class Consumer(Registered):
     def dispatch_to(self, destination: Destination, *, timeout: given.Duration = SECONDS_OF_SENDING) -> None:
         """Send the messages of `tx.publish` right after each batch: `kafka.Topics("host:9092")`, or `Call(function)`.
 
-        A destination that is away, or hangs, fails no batch and does not stop the stream. The messages wait for the next batch, or for
-        `dedup outbox dispatch`.
+        A destination that is away, hangs, or raises whatever error, fails no batch and does not stop the stream. A warning says why. The
+        messages wait for the next batch, or for `dedup outbox dispatch`.
 
         Args:
             timeout: how long a batch waits for sending, as a timedelta or in seconds. A call that takes longer cannot be ended. It goes on
@@ -229,7 +229,7 @@ class Consumer(Registered):
             return
         try:
             self._sending(self.destination).send(lambda: self.store.outbox(self.name))
-        except (DestinationUnavailable, StoreError, Fenced) as error:
+        except DedupError as error:  # of whatever kind: the batch is committed
             log.warning("%s: the messages of this batch are not sent yet: %s", self.name, error)
 
     def _sending(self, destination: Destination) -> Inline:

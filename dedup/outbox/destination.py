@@ -48,7 +48,9 @@ class Destination(Protocol):
         """Send these and wait until each is safe with the receiver, or is known not to be.
 
         Raises:
-            DestinationUnavailable: nobody's message can be sent now. What was sent already will be sent again, with the same ids.
+            DestinationUnavailable: nobody's message can be sent now. What was sent already will be sent again, with the same ids. Any other
+                error counts as this one, but for errors of dedup's. So a message that can never be sent belongs into `Outcome.failed`:
+                else it is sent again for ever.
 
         Crash: what was sent is sent again, with the same ids.
         """

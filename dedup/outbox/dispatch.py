@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from checkpoint import given
-from checkpoint.errors import DestinationUnavailable, Fenced, StoreError, StoreUnavailable
+from checkpoint.errors import DedupError, DestinationUnavailable, StoreUnavailable
 from dedup import logs
 from dedup.core.messages import Asked, Failed, Line, Marks, Message, Outbox
 from dedup.core.settings import DISPATCHER, PATIENCE
@@ -309,7 +309,7 @@ class Dispatcher:
     def _sent(self, messages: Sequence[Message]) -> Outcome:
         with self._sending:
             self._on_step("send")
-            outcome = self.destination.send(messages)
+            outcome = asked(self.destination, messages)
         _refuse_outage(messages, outcome)
         self._on_step("sent")
         return outcome
@@ -325,6 +325,28 @@ class Dispatcher:
         for failed in marks.dead:
             message = by_number[failed.number]
             log.error("outbox: message %d to %s cannot be sent: %s: %s", failed.number, message.topic, *_said(failed))
+
+
+def asked(destination: Destination, messages: Sequence[Message]) -> Outcome:
+    """What a destination answers.
+
+    Raises:
+        DestinationUnavailable: it cannot be reached, has raised an error that is none of dedup's, or has returned no `Outcome`. Of such an
+            error nobody knows which message it is about. Other errors of dedup's as they are.
+
+    Crash: what was sent is sent again, with the same ids.
+    """
+    try:
+        outcome = destination.send(messages)
+    except DedupError:
+        raise
+    except Exception as error:
+        raise DestinationUnavailable(f"The destination raised {type(error).__name__}: {str(error)[:300]}") from error
+    if not isinstance(outcome, Outcome):
+        raise DestinationUnavailable(
+            f"{type(destination).__name__}.send returned {type(outcome).__name__}, not an Outcome: nobody knows what it has sent."
+        )
+    return outcome
 
 
 def _said(failed: Failed) -> tuple[str, str]:
@@ -362,7 +384,8 @@ class Inline:
         """Send what waits, until nothing is left or the time is over; the rest stays in the outbox.
 
         Raises:
-            DestinationUnavailable: nothing passed, the time is over, or an earlier call still hangs. StoreError, Fenced: of the outbox.
+            DestinationUnavailable: nothing passed, the time is over, or an earlier call still hangs. Other errors of dedup's, as StoreError
+                and Fenced: of the outbox, or of settings that the destination does not take.
 
         Crash: what was sent and not marked is sent again, with the same ids.
         """
@@ -372,7 +395,7 @@ class Inline:
             self._bounded.begin(self._seconds)
             self._dispatcher = self._dispatcher or Dispatcher(outbox(), self._bounded)
             self._dispatcher.once()
-        except (DestinationUnavailable, StoreError, Fenced):
+        except DedupError:
             self._dispatcher = None
             raise
         finally:
@@ -461,7 +484,7 @@ class _Call:
 
     def _run(self, destination: Destination) -> None:
         try:
-            self._outcome = destination.send(self.messages)
+            self._outcome = asked(destination, self.messages)
         except BaseException as error:  # noqa: BLE001 - raised where the call is waited for
             self._error = error
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from checkpoint.errors import DestinationUnavailable, StoreUnavailable
+from checkpoint.errors import ConfigError, DestinationUnavailable, StoreUnavailable
 from dedup.core.messages import LANES, Asked, Chosen, Marks
+from dedup.outbox import Dispatcher, Message, Outcome
 from dedup.outbox.dispatch import Patience
 from kit.orders import batch, consumer, event
-from kit.outgoing import Receiver, dispatcher, states
+from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.places import Place
 
 KIND = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -40,6 +41,50 @@ def test_a_message_that_would_arrive_as_another_is_a_letter_of_its_event(place: 
     report = run(batch(event(0, "odd"), event(1, "good")), 0)
     assert (report.processed, report.dead_lettered) == (1, 1)
     assert [(e.id, e.topic) for e in place.store().outbox("shop").entries(Chosen())] == [("id of good", "out")]
+
+
+@pytest.mark.parametrize("answer", [ConnectionError("no mail server"), KeyError("to"), ConfigError("no such hub"), None])
+def test_a_destination_of_ones_own_that_raises_anything_fails_no_batch(
+    place: Place, answer: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batches that are committed end well, the log says what it raised, and the messages wait until it sends them."""
+    sent: list[Message] = []
+
+    class Mailer:
+        answer: Any = None
+
+        def send(self, messages: Sequence[Message]) -> Any:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            sent.extend(messages if self.answer else ())
+            return self.answer
+
+        def close(self) -> None: ...
+
+    run, mailer = publisher(place.store()), Mailer()
+    run.dispatch_to(mailer)
+    mailer.answer = answer
+    for number in range(2):
+        assert run(batch(event(number, f"o{number}")), number).processed == 1
+    assert states(place) == {"WAITING": 2} and (str(answer) if answer else "not an Outcome") in caplog.text
+    mailer.answer = Outcome()
+    run(batch(event(2, "o2")), 2)
+    assert states(place) == {"SENT": 3} and len(sent) == 3
+
+
+def test_a_dispatcher_tries_again_whatever_a_destination_raises(place: Place) -> None:
+    """Of a call whose error nobody knows nothing is marked or given up: it is as if the destination could not be reached."""
+    publisher(place.store())(batch(event(0, "o0")), 0)
+
+    class Defect:
+        def send(self, messages: Sequence[Message]) -> Outcome:
+            raise ValueError("no number")
+
+        def close(self) -> None: ...
+
+    with pytest.raises(DestinationUnavailable, match="raised ValueError: no number"):
+        Dispatcher(place.store().outbox("shop"), Defect()).once()
+    assert states(place) == {"WAITING": 1}
 
 
 def test_many_behind_a_dead_one_do_not_hide_those_of_another_key(place: Place) -> None:
