@@ -7,10 +7,10 @@ else by sorting both sides. Pure. Called by all code that decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,7 +186,18 @@ class Index:
         return f"{self.partition_of(int(row))} {self.numbers[row]}{part}"
 
     def locate(self, positions: pa.Table) -> Ints:
-        """For each position, the first row that has it, or -1. Columns source, topic, partition, sequence_number, part."""
+        """For each position, the first row that has it, or -1, as where a column is null.
+
+        Columns source, topic, partition, sequence_number, part.
+        """
+        of_events = _all_valid(positions, _PARTITION)
+        if of_events.all():
+            return self._locate(positions)
+        found = np.full(len(of_events), -1, dtype=np.int64)
+        found[of_events] = self._locate(positions.filter(pa.array(of_events)))
+        return found
+
+    def _locate(self, positions: pa.Table) -> Ints:
         partitions, place = places(positions)
         mine = {p: i for i, p in enumerate(self.partitions)}
         place = np.array([mine.get(p, -1) for p in partitions], dtype=np.int64)[place] if len(place) else place
@@ -326,6 +337,15 @@ def places(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
     return _places_of_few(table) if few else _places_of_many(table)
 
 
+def _all_valid(table: pa.Table, names: Sequence[str]) -> Bools:
+    """Which rows have a value in each of these columns."""
+    valid = np.ones(table.num_rows, dtype=bool)
+    for name in names:
+        if table[name].null_count:
+            valid &= table[name].is_valid().to_numpy()
+    return valid
+
+
 def _places_of_few(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
     rows = list(zip(*(table[name].to_pylist() for name in _PARTITION), strict=True))
     partitions = tuple(sorted(Partition(*row) for row in set(rows)))
@@ -335,7 +355,7 @@ def _places_of_few(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
 
 def _places_of_many(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
     codes: list[Ints] = []
-    values: list[list[object]] = []
+    values: list[list[Any]] = []
     for name in _PARTITION:
         encoded = table[name].combine_chunks().dictionary_encode()
         codes.append(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64))
@@ -350,7 +370,7 @@ def _places_of_many(table: pa.Table) -> tuple[tuple[Partition, ...], Ints]:
     return tuple(names[i] for i in rank), back[place] if len(place) else np.zeros(0, dtype=np.int64)
 
 
-def _name(values: list[list[object]], code: int) -> Partition:
+def _name(values: list[list[Any]], code: int) -> Partition:
     code, partition = divmod(code, max(len(values[2]), 1))
     source, topic = divmod(code, max(len(values[1]), 1))
-    return Partition(str(values[0][source]), str(values[1][topic]), int(str(values[2][partition])))
+    return Partition(values[0][source], values[1][topic], values[2][partition])

@@ -135,6 +135,21 @@ def test_a_rejected_event_must_not_be_written(place: Place) -> None:
     assert place.read() == [] and letters(place.store()) == []
 
 
+def test_rows_of_no_event_may_be_written_beside_a_rejection(place: Place) -> None:
+    """Null position columns, as an outer join leaves them, belong to no rejected event."""
+    run, names = consumer(place.store()), ["source", "topic", "partition", "sequence_number", "part"]
+
+    def joined(rows: pa.Table, tx: Any) -> None:
+        good = tx.reject(rows, pa.array([True, False]), "x").select(names)
+        nobody = pa.table({name: pa.nulls(150, good.schema.field(name).type) for name in names})
+        tx.write(pa.concat_tables([good, nobody]), "positions")
+
+    place.create_position_sink()
+    run._handler = joined
+    report = run(batch(*orders([0, 1])), 0)
+    assert (report.dead_lettered, report.processed) == (1, 1)
+
+
 def test_several_sinks_and_several_writes_commit_together(place: Place) -> None:
     """Two tables and two writes to one: all of it, or nothing; a row that a sink refuses parks its event with nothing of it written."""
     place.create_sink("audit")
