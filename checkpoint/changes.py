@@ -7,16 +7,25 @@ wherever the checkpoint stands, so moving below it would repeat nothing. Called 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
 
 from checkpoint.errors import ConfigError, Refused, command
 from checkpoint.head import Checkpoint, Head, Holder, StateStore
 from checkpoint.holders import this_process
-from checkpoint.position import Partition, Range, Ranges
+from checkpoint.position import LAST, Partition, Range, Ranges
 from checkpoint.processors import Group, Position
+from checkpoint.records import RecordFilter
 
 Amendment = Callable[[Head], Head]
+
+PAGE = 5_000
+"""Decisions whose records are read at once."""
+
+_SEEN_COLUMNS = ["source", "topic", "partition", "incarnation", "generation", "seen"]
 
 
 def accept_gap(head: Head) -> Head:
@@ -103,7 +112,7 @@ def plan(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) 
     Raises:
         ConfigError: below a position that a batch has seen; it names the commands that repeat.
     """
-    seen = last_seen(store, head)
+    seen = last_seen(store, head, wanted)
     moves = [_move(head, seen.get(partition), partition, point) for partition, point in sorted(wanted.items())]
     return [move for move in moves if move.now != move.then.sequence_number]
 
@@ -123,15 +132,32 @@ def _move(head: Head, last: int | None, partition: Partition, then: Checkpoint) 
     return Move(partition, now, then, absent)
 
 
-def last_seen(store: StateStore, head: Head) -> dict[Partition, int]:
-    """The highest position that batch records hold as seen, of each partition in its present life."""
+def last_seen(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) -> dict[Partition, int]:
+    """The highest position that batch records hold as seen, of each of these partitions in its present life.
+
+    A partition may be left out if nothing above the position wanted was seen of it.
+    """
     found: dict[Partition, int] = {}
-    for batch in store.batches(head.consumer).to_pylist():
-        partition = Partition(batch["source"], batch["topic"], batch["partition"])
-        life = head.incarnations.get((partition.source, partition.topic), 0)
-        if batch["seen"] and batch["generation"] >= head.keyspace and batch["incarnation"] == life:
-            found[partition] = max(found.get(partition, -1), *(r["last"] for r in batch["seen"]))
+    for page in _pages(store, head, wanted):
+        for batch in page.select(_SEEN_COLUMNS).to_pylist():
+            partition = Partition(batch["source"], batch["topic"], batch["partition"])
+            life = head.incarnations.get((partition.source, partition.topic), 0)
+            if batch["seen"] and batch["generation"] >= head.keyspace and batch["incarnation"] == life:
+                found[partition] = max(found.get(partition, -1), *(r["last"] for r in batch["seen"]))
     return found
+
+
+def _pages(store: StateStore, head: Head, wanted: Mapping[Partition, Checkpoint]) -> Iterator[pa.Table]:
+    """Batch records that these partitions may be in, some decisions at a time: those of a year fit in no memory. A purge beside it merges
+    records into newer ones, so none is missed.
+    """
+    place: dict[str, Any] = {}
+    if len(wanted) == 1:
+        ((partition, point),) = wanted.items()
+        place = {"partition": partition, "first": point.sequence_number}
+    for start in range(0, max(head.seq, 1), PAGE):
+        until = start + PAGE if start + PAGE < head.seq else LAST
+        yield store.batches(head.consumer, RecordFilter(start, until, **place))
 
 
 def moved(head: Head, moves: Iterable[Move]) -> Head:

@@ -17,8 +17,10 @@ from urllib.parse import urlencode
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup import PostgresStore
+from dedup.cli.verify import newest_records
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.urls import open_store
 from fixtures.fix_places import BOTH, kept_place, new_place
@@ -123,7 +125,36 @@ def test_batches_count_every_row_and_name_ranges(kept: Place, dedup: Run) -> Non
     assert {"first": 0, "last": 3} in [s for r in rows for s in r["seen"]]
     assert all(dt.datetime.fromisoformat(r["committed_at"]).tzinfo for r in rows)
     assert document(dedup, "batch list shop --limit 1", kept) == rows[-1:]
-    assert "the newest 1 of 3" in dedup("batch list shop --limit 1", kept)[1]
+    assert "These are the newest 1; --limit shows more.\n" in dedup("batch list shop --limit 1", kept)[1]
+    for limit in (0, 3):
+        assert "newest" not in dedup(f"batch list shop --limit {limit}", kept)[1]
+        assert document(dedup, f"batch list shop --limit {limit}", kept) == rows
+
+
+def test_newest_batches_are_read_without_the_older_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A year of records fits in no memory: only the newest decisions are read, farther back where these are about letters."""
+    store = place.store()
+    letters, run = DeadLetters(store), consumer(store)
+    for number in range(6):
+        run(batch(event(10 + number, f"n{number}")), 2 + number)
+    everything, asked = store.batches("shop"), list[RecordFilter]()
+    batches = store.batches
+
+    def read(name: str, record_filter: RecordFilter) -> Any:
+        asked.append(record_filter)
+        return batches(name, record_filter)
+
+    monkeypatch.setattr(store, "batches", read)
+    newest = store.head("shop").seq
+    assert newest_records(store, "shop", 2).num_rows > 2 and [one.after for one in asked] == [newest - 3]
+    letters.discard(Selection(), by="ann", reason="no")
+    letters.reopen(Selection(), by="ann", reason="yes")
+    for wanted in (1, 3, everything.num_rows - 1, everything.num_rows, everything.num_rows + 1):
+        asked.clear()
+        found = newest_records(store, "shop", wanted)
+        assert found.num_rows == everything.num_rows if wanted >= everything.num_rows else found.num_rows > wanted
+        assert found.equals(everything.slice(everything.num_rows - found.num_rows))
+        assert [one.until for one in asked[1:]] == [one.after for one in asked[:-1]]
 
 
 def test_dead_letters_can_be_filtered(kept: Place, dedup: Run) -> None:

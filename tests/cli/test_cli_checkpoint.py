@@ -13,14 +13,15 @@ from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from azure.storage.blob import ContainerClient
 
 from checkpoint import Partition, PostgresCheckpointStore, changes
-from checkpoint.errors import ConfigError
+from checkpoint.errors import ConfigError, Refused
 from checkpoint.head import Checkpoint
+from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
 from dedup.verify import verify
 from fixtures.fix_places import BOTH, new_place
 from kit.checkpoint_kit import position
-from kit.orders import batch, consumer, orders
+from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 
 Run = Callable[..., tuple[int, str, str]]
@@ -105,6 +106,33 @@ def test_below_what_was_decided_the_command_names_the_one_that_repeats(place: Pl
     assert code == 3 and "would drop them as" in err
     assert "dedup consumer replay MODULE:CONSUMER --topic orders --partition 0 --from 5 --to 9" in err
     assert checkpoints(dedup, place) == {0: 9}
+
+
+def test_what_was_decided_is_found_in_each_page_of_the_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of a year are read some at a time, for one partition and for several; what is highest may be in any of them."""
+    monkeypatch.setattr("checkpoint.changes.PAGE", 2)
+    store, other = place.store(), FIRST._replace(partition=1)
+    run = consumer(store)
+    for number, last in enumerate((30, 20, 25), start=1):
+        run(batch(event(last, f"n{last}")), number)
+    run(batch(event(7, "m7", partition=1)), 4)
+    head, batches, asked = store.head("shop"), store.batches, list[RecordFilter]()
+
+    def read(name: str, record_filter: RecordFilter) -> Any:
+        asked.append(record_filter)
+        return batches(name, record_filter)
+
+    monkeypatch.setattr(store, "batches", read)
+    for wanted in ({FIRST: Checkpoint(29)}, {other: Checkpoint(7), FIRST: Checkpoint(29)}):
+        with pytest.raises(Refused, match="positions up to 30 are already decided"):
+            changes.plan(store, head, wanted)
+    assert len(asked) > 4 and all(one.until - one.after == 2 for one in asked if one.until < head.seq)
+    ahead = {FIRST: Checkpoint(31), other: Checkpoint(8)}
+    assert {move.partition: move.then for move in changes.plan(store, head, ahead)} == ahead
+    with pytest.raises(Refused, match="positions up to 7 are"):
+        changes.plan(store, head, {other: Checkpoint(-1)})
+    changes.plan(store, head, {FIRST: Checkpoint(2**63 - 1)})
+    store.close()
 
 
 def test_a_checkpoint_that_moved_in_between_is_not_set(place: Place) -> None:
