@@ -43,6 +43,10 @@ CLEAN = Faults(duplicated=0, unused=0, rebalanced=0)
 NOW = dt.datetime(2024, 2, 28, 23, 59, 59, tzinfo=dt.UTC)
 """What the user's function takes for now."""
 
+DAMAGED, MOST_DAMAGED = 0.1, 50
+"""Share of the events that are damaged, and about how many at most: the default budget of a Consumer admits so many, however many rows
+there are."""
+
 LETTERS = "dead letters"
 """The name under which an effect has the letters of a consumer."""
 
@@ -297,7 +301,8 @@ class _Kit:
 
     def _poison(self) -> None:
         """Bad events among good ones: what becomes of the good ones is what they become without the bad."""
-        planned = plan(self._rows.num_rows, self._seed, self._count, Faults(0, 0, 0, 0, damaged=(0.1,)))
+        share = min(DAMAGED, MOST_DAMAGED / max(1, self._rows.num_rows))
+        planned = plan(self._rows.num_rows, self._seed, self._count, Faults(0, 0, 0, 0, damaged=(share,)))
         damaged = planned.topic["damage"].to_numpy() > 0
         if not damaged.any():
             return

@@ -239,6 +239,15 @@ def test_the_kit_names_what_a_handler_breaks(handler: Handler, broken: set[str])
 
 
 @pytest.mark.delta
+def test_a_sound_consumer_is_not_accused_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The damaged events stay within the default budget, which a sample of thousands of rows fills with a tenth of them."""
+    monkeypatch.setattr(kit._Kit, "run", kit._Kit._poison)  # the other schedules take minutes with so many rows
+    rows = pa.table({"id": [f"o{n}" for n in range(2000)], "amount": list(range(2000))})
+    found = check(consumer_job(writes), rows, as_events=True)
+    assert found.ok and "bad events among them" in found.tried, str(found)
+
+
+@pytest.mark.delta
 def test_an_event_that_a_handler_changes_is_seen(tmp_path: Path) -> None:
     """A handler of single events gets the same event again after a retry: that it has changed one is seen in its first batch."""
     life = Life(consumer_job(changes_its_event, single=True)(tmp_path))
