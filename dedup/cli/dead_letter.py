@@ -233,7 +233,7 @@ def discard(
     The letters keep their keys, and letters that wait behind them can be reprocessed.
     """
     letters = _letters(store, selection)
-    which = whole_ids(letters, ids, selection) or selection
+    which = whole_ids(letters, ids, selection)[: selection.limit] or selection
     with progress("discarding") as told:
         done = letters.discard(which, reason=reason, by=who(by), release_key=release_key, dry_run=not yes, on_progress=told)
     _print_changed(done, "discarded", as_json, which)
@@ -254,7 +254,7 @@ def reopen(
     A letter stays discarded if its key was released and another event has taken it.
     """
     letters = _letters(store, selection)
-    which = whole_ids(letters, ids, selection) or selection
+    which = whole_ids(letters, ids, selection)[: selection.limit] or selection
     with progress("reopening") as told:
         done = letters.reopen(which, reason=reason, by=who(by), dry_run=not yes, on_progress=told)
     _print_changed(done, "reopened", as_json, which)

@@ -101,6 +101,19 @@ def test_every_filter_means_the_same_for_each_command(command: str, place: Place
             assert len(listed(dedup, place, options)) == count, options
 
 
+def test_a_limit_also_holds_for_ids(place: Place, dedup: Run) -> None:
+    """Of the ids beside --limit the first ones are meant, and no other letter changes."""
+    first, *others = (letter["id"] for letter in listed(dedup, place))
+    ids = " ".join([first, *others])
+    for line in ("discard --reason no", "reopen"):
+        assert document(dedup, f"dead-letter {line} {ids} --limit 1", place)["selected"] == 1
+        assert document(dedup, f"dead-letter {line} {ids} --limit 1 --yes", place)["changed"] == 1
+        status = {"discard": "DISCARDED", "reopen": "OPEN"}[line.split()[0]]
+        found = {letter["id"]: letter["status"] for letter in listed(dedup, place)}
+        assert found == {first: status, **dict.fromkeys(others, "OPEN")}
+        assert document(dedup, f"dead-letter discard {ids} --reason no", place)["selected"] == 3
+
+
 def test_groups_lead_to_an_example_that_can_be_shown(kept: Place, dedup: Run) -> None:
     """From the largest group to one letter, as a person goes."""
     code, out, _ = dedup("dead-letter group --consumer shop", kept)
