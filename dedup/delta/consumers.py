@@ -41,9 +41,10 @@ class States:
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}
         self.tidied: dict[str, float] = {}  # consumer -> when this process has looked for files that nobody needs; monotonic seconds
+        self.looked: dict[str, float] = {}  # the same for old messages
 
     def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_states": {}, "_turns": {}, "tidied": {}}
+        return {**self.__dict__, "_states": {}, "_turns": {}, "tidied": {}, "looked": {}}
 
     def of(self, consumer: str) -> ConsumerState:
         """The state of a consumer as of the last look."""

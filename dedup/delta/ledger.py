@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreUnavailable
@@ -31,6 +29,7 @@ from dedup.delta import objects, tables
 from dedup.delta.engine import MINE, Engine
 from dedup.delta.features import is_on
 from dedup.delta.files import Add, FileWriter
+from dedup.delta.ledger_files import Span, dated, reading_file, rows_of
 from dedup.delta.objects import AT_ONCE
 from dedup.delta.storage import DELTA_RS, StorageOptions, by_objects, filesystem
 from dedup.delta.tables import version_of
@@ -209,23 +208,23 @@ class Ledger:
         table = self.open()
         return [] if table is None else self.files(table)
 
-    def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int) -> pa.Table:
-        """Rows with seq > `after` of these files. `seq` is always among the columns. Raises StoreUnavailable.
+    def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int, until: int | None = None) -> pa.Table:
+        """Rows with seq > `after` of these files. `seq` is always among the columns.
 
         Args:
             columns: of FILE_SCHEMA, and `day`.
+            until: rows with a higher seq are left out; None: none are.
+
+        Raises:
+            StoreUnavailable: a file cannot be read.
         """
         names = ["seq", *(c for c in columns if c not in ("seq", "day"))]
         schema = pa.schema([SCHEMA.field(n) for n in [*names, *(["day"] if "day" in columns else [])]])
         if not files:
             return schema.empty_table()
-        try:
-            contents = self._contents([f for f in files if f.path not in self._written])
-            found = [_shaped(self._rows_of(f.path, contents, names).select(names), schema, f.day) for f in files]
-        except OSError as error:
-            raise StoreUnavailable(f"A file of the ledger {self.uri} cannot be read: {error}") from error
-        table = pa.concat_tables(found)
-        return table if all(f.first > after for f in files) else table.filter(pc.greater(table["seq"], after))
+        span, contents = Span(after, until), self._contents([f for f in files if f.path not in self._written])
+        table = pa.concat_tables([dated(self._rows_of(f.path, contents, names, span).select(names), schema, f.day) for f in files])
+        return table if all(span.has_all(f.first, f.last) for f in files) else span.of(table)
 
     def _contents(self, files: Sequence[LedgerFile]) -> Iterator[Any]:
         """Something to read Parquet from, for each of these files: small ones whole and several at once where each read is a request."""
@@ -241,10 +240,11 @@ class Ledger:
                 with system.open_input_file(file.path) as opened:
                     yield opened
 
-    def _rows_of(self, path: str, contents: Iterator[Any], names: list[str]) -> pa.Table:
+    def _rows_of(self, path: str, contents: Iterator[Any], names: list[str], span: Span) -> pa.Table:
         if path in self._written:
             return self._written[path]
-        return pq.ParquetFile(next(contents)).read(columns=names)
+        with reading_file(path, self.uri):
+            return rows_of(next(contents), names, span)
 
     def write_all(self, day: dt.date, sections: Sequence[tuple[str, pa.Table]]) -> list[Add]:
         """`write` for each of these sections; at once where each file is a request.
@@ -310,11 +310,6 @@ class Ledger:
     def app(self, table: DeltaTable, generation: int) -> str:
         """The application id whose transaction version is the last seq of a generation."""
         return f"{self.consumer}/{table.metadata().id}/{generation}"
-
-
-def _shaped(rows: pa.Table, schema: pa.Schema, day: dt.date) -> pa.Table:
-    dated = rows.append_column("day", pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)) if "day" in schema.names else rows
-    return dated.cast(schema)
 
 
 def put_by_us(table: DeltaTable) -> list[LedgerFile]:

@@ -292,11 +292,15 @@ class DeltaOutbox:
     def purge(self, before: dt.datetime, *, dry_run: bool = False) -> int:
         """Delete what was sent or discarded before that time, up to the first decision with a message that was not; returns how many.
 
-        Raises CommitConflict where others commit all the time, StoreError for whatever else a table refuses.
+        It publishes nothing: what was sent is published. The first message tells whether there is anything to look at.
+
+        Raises:
+            CommitConflict: others commit all the time. StoreError: whatever else a table refuses.
+            StoreRestored: the ledger contradicts itself, or a table that it publishes to.
 
         Crash: messages go first; marks without a message are harmless, and the next purge takes them.
         """
-        found = self._now()
+        found = self._look() if self._has_older(before) else None
         last = found.finished_before(before) if found is not None else None
         if found is None or last is None:
             return 0
@@ -304,6 +308,17 @@ class DeltaOutbox:
         if not dry_run:
             self._delete(found, last)
         return count
+
+    def _has_older(self, before: dt.datetime) -> bool:
+        """Whether the first message may have been stored before that time: no later one goes before it, and marks come after it."""
+        with self._states.caught_up(self.consumer) as state:
+            state.require_sound()
+            messages = self._table(state.outbox_uris()[0])
+        if messages is None or not self._states.engine.tells_files:
+            return messages is not None
+        first = first_seq(messages)
+        stored = read_columns(messages, ["created_at"], pc.field("seq") == first if first is not None else None)["created_at"]
+        return bool(pc.any(pc.less(stored, before)).as_py())
 
     def _delete(self, found: OutboxSnapshot, last: int) -> None:
         # Of the marks the newest one stays: Spark skips a turn that it has seen, so turns must not begin anew.
@@ -349,6 +364,14 @@ def numbered(messages: Messages, seq: int, first: int, now: dt.datetime) -> pa.T
         "created_at": pa.repeat(pa.scalar(now, pa.timestamp("us", tz="UTC")), count),
     }
     return pa.table([columns[f.name] for f in MESSAGES_TABLE], schema=MESSAGES_TABLE)
+
+
+def first_seq(messages: DeltaTable) -> int | None:
+    """The lowest number of a decision with messages, as the statistics of files say; None where they do not. Raises StoreUnavailable."""
+    with tables.reading(messages.table_uri):
+        files = pa.table(messages.get_add_actions(flatten=True))
+    bounds = files["min.seq"] if "min.seq" in files.column_names else pa.chunked_array([pa.nulls(1)])
+    return None if bounds.null_count else pc.min(bounds).as_py()
 
 
 def take_turn(engine: Engine, marks: DeltaTable) -> None:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from dedup.delta.engine import KEPT_BYTES, SparkEngine
 from dedup.delta.ledger import SCHEMA, Ledger, LedgerFile
+from dedup.delta.ledger_files import Span
 from dedup.delta.tables import seq_of
 
 _GENERATION = 1 << 40
@@ -44,17 +45,18 @@ class SparkLedger(Ledger):
         rows = zip(*(c.to_pylist() for c in spans.columns), strict=True)
         return sorted((LedgerFile(f"{row[0]}/{row[1]}", *row) for row in rows), key=lambda f: (f.first, f.last))
 
-    def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int) -> pa.Table:
-        """Rows with seq > `after` of these. `seq` is always among the columns. Raises StoreUnavailable."""
+    def read(self, files: Sequence[LedgerFile], columns: Sequence[str], after: int, until: int | None = None) -> pa.Table:
+        """Rows with seq > `after`, and not above `until`, of these. `seq` is always among the columns. Raises StoreUnavailable."""
         names = ["seq", *(c for c in columns if c != "seq")]
         schema = pa.schema([SCHEMA.field(n) for n in names])
         if not files:
             return schema.empty_table()
         if self._rows is not None:
             wanted = pc.is_in(_place(self._rows["section"], self._rows["day"]), pa.array([f.path for f in files]))
-            return self._rows.filter(pc.and_(wanted, pc.greater(self._rows["seq"], after))).select(names)
+            return Span(after, until).of(self._rows.filter(wanted)).select(names)
         places = " OR ".join(f"(section = '{f.section}' AND day = DATE'{f.day}')" for f in files)
-        return self._engine.side().read(self.uri, self._table.version(), names, f"seq > {after} AND ({places})").cast(schema)
+        span = f"seq > {after}" if until is None else f"seq > {after} AND seq <= {until}"
+        return self._engine.side().read(self.uri, self._table.version(), names, f"{span} AND ({places})").cast(schema)
 
     def write(self, section: str, day: dt.date, rows: pa.Table) -> list[Any]:
         """Rows that the commit will bring; nothing is written before."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from functools import partial
@@ -29,6 +30,9 @@ log = logging.getLogger("dedup")
 
 TIDY_EVERY = 86_400.0
 """Seconds between two looks for files that nobody needs, in one process. Another look follows each purge."""
+
+PARTS = 30
+"""Of the retention: between two looks for old messages, in one process, is one of them."""
 
 
 def midnight(day: dt.date) -> dt.datetime:
@@ -125,6 +129,11 @@ class Tending:
             self.purge(consumer, day, by=by, reason=f"older than {before}", although_behind=True)
         return Upkept("reservations", consumer, count, (told,) if told else ())
 
+    def has_reserved(self, consumer: str, before: dt.date) -> bool:
+        """Whether there are reservations of days before this one."""
+        with self._states.existing(consumer) as state:
+            return state.ledger.count_reservations(before) > 0
+
     def maintain(self, consumer: str) -> None:
         """Rewrite small files of ledger, dead letters and outbox into large ones, and delete staged files that no decision lists.
 
@@ -175,7 +184,7 @@ class Tending:
                 "Limits(upkeep=True) is not for a store where Spark commits: its jobs would take the place of the stream's. Run "
                 f"{command('upkeep', '--retention', '30d', '--yes')} from a scheduler."
             )
-        return DeltaUpkeepTurn(self._apart(), consumer, retention, self._states.tidied)
+        return DeltaUpkeepTurn(self._apart(), consumer, retention, self._states.tidied, self._states.looked)
 
     def _apart(self) -> Self:
         """This store with states of its own."""
@@ -190,10 +199,11 @@ class DeltaUpkeepTurn:
     Args:
         store: a copy that nobody else uses.
         tidied: consumer -> when this process has looked for files that nobody needs.
+        looked: consumer -> when it has looked for old messages.
     """
 
-    def __init__(self, store: Tending, consumer: str, retention: dt.timedelta, tidied: dict[str, float]) -> None:
-        self._store, self._consumer, self._retention, self._tidied = store, consumer, retention, tidied
+    def __init__(self, store: Tending, consumer: str, retention: dt.timedelta, tidied: dict[str, float], looked: dict[str, float]) -> None:
+        self._store, self._consumer, self._retention, self._tidied, self._looked = store, consumer, retention, tidied, looked
         self._stopped = False
         self.kept: tuple[str, ...] = ()
 
@@ -206,14 +216,29 @@ class DeltaUpkeepTurn:
         Crash: each portion is done or not; the next turn goes on, of whatever process.
         """
         before = dt.datetime.now(dt.UTC) - self._retention
-        done = self._store.forget(self._consumer, before.date(), by="the consumer's own upkeep")
-        self.kept = done.kept
-        if done.count:
-            yield f"forgot {done.count} reservations"
-        if count := self._store.outbox(self._consumer).purge(before):
-            yield f"deleted {count} sent messages"
-        if done.count or time.monotonic() > self._tidied.setdefault(self._consumer, time.monotonic()) + TIDY_EVERY:
+        count = self._forget(before.date())
+        if count:
+            yield f"forgot {count} reservations"
+        if gone := self._purge_messages(before):
+            yield f"deleted {gone} sent messages"
+        if count or time.monotonic() > self._tidied.setdefault(self._consumer, time.monotonic()) + TIDY_EVERY:
             yield from self._tidy()
+
+    def _forget(self, before: dt.date) -> int:
+        """How many; where nothing is that old, the log is not asked up to where the consumer is, because no purge goes further."""
+        if not self._store.has_reserved(self._consumer, before):
+            return 0
+        done = self._store.forget(self._consumer, before, by="the consumer's own upkeep")
+        self.kept = done.kept
+        return done.count
+
+    def _purge_messages(self, before: dt.datetime) -> int:
+        """How many; of the messages that are kept all are read for it, so it is done once in a thirtieth of the retention."""
+        if time.monotonic() < self._looked.get(self._consumer, -math.inf) + self._retention.total_seconds() / PARTS:
+            return 0
+        count = self._store.outbox(self._consumer).purge(before)
+        self._looked[self._consumer] = time.monotonic()
+        return count
 
     def stop(self) -> None:
         """No further portion begins. The one that runs cannot be ended: it is done or not, as where a process dies."""

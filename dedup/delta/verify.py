@@ -10,9 +10,9 @@ import datetime as dt
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,7 @@ from dedup.delta.ledger import (
     SinkFiles,
     batch_table,
 )
+from dedup.delta.ledger_files import Portion, portions
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
 from dedup.delta.messages import repeated_numbers
 from dedup.delta.reservations import freed, reservations
@@ -58,6 +59,14 @@ from dedup.delta.tables import seq_of, seq_of_part
 
 LOOKS = 3
 """At a state that others change meanwhile."""
+
+PORTION = 4000
+"""Decisions whose log is in memory at once where a day of it may be too much."""
+
+RECORDS = 1000
+"""Batch records that are Python objects at once."""
+
+NEVER = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
 
@@ -426,9 +435,23 @@ class LedgerLog:
     def recorded(self) -> Counter[int]:
         """By decision, how many keys its batch records say that it reserved."""
         found = Counter[int]()
-        for row in self.rows.filter(pc.equal(self.rows["kind"], BATCH)).select(["seq", "doc"]).to_pylist():
+        for row in self.each_record():
             found[row["seq"]] += json.loads(row["doc"])["reserved"]
         return found
+
+    def each_record(self) -> Iterator[dict[str, Any]]:
+        """Rows of batch records; few of them at a time are Python objects, which take many times as much memory."""
+        for rows in self.rows.filter(pc.equal(self.rows["kind"], BATCH)).to_batches(max_chunksize=RECORDS):
+            yield from rows.to_pylist()
+
+    def last_batch(self) -> int:
+        """The last decision with a batch record; 0 for none."""
+        return pc.max(self.rows.filter(pc.equal(self.rows["kind"], BATCH))["seq"]).as_py() or 0
+
+    def times(self, seqs: Sequence[int | None]) -> dict[int, dt.datetime]:
+        """When these decisions were committed, as far as their headers are here."""
+        chosen = self.rows.filter(pc.is_in(self.rows["seq"], pa.array(seqs, pa.int64())))
+        return {header.seq: header.committed_at for header in LedgerLog(chosen).each_header()}
 
     def batches(self, record_filter: RecordFilter) -> pa.Table:
         """ALL_BATCHES."""
@@ -445,13 +468,10 @@ def batches(ledger: Ledger, record_filter: RecordFilter) -> pa.Table:
     return LedgerLog(ledger.read(wanted, LOG_COLUMNS, record_filter.after)).batches(record_filter)
 
 
-def _by_day(
-    ledger: Ledger, files: list[LedgerFile], after: int = 0, wanted: Callable[[dt.date], bool] = lambda day: True, *, newest: bool = False
-) -> Iterator[tuple[dt.date, LedgerLog]]:
-    """The log of the decisions after this one, a UTC day at a time: of all days there may be more than memory has room for."""
-    for day in sorted({f.day for f in files if f.section == LOG and f.last > after and wanted(f.day)}, reverse=newest):
-        of_day = [f for f in files if f.section == LOG and f.last > after and f.day == day]
-        yield day, LedgerLog(ledger.read(of_day, LOG_COLUMNS, after))
+def _by_day(ledger: Ledger, files: list[LedgerFile]) -> Iterator[tuple[dt.date, LedgerLog]]:
+    """The log, a UTC day at a time: of all days there may be more than memory has room for."""
+    for day in sorted({f.day for f in files if f.section == LOG}):
+        yield day, LedgerLog(ledger.read([f for f in files if f.section == LOG and f.day == day], LOG_COLUMNS, 0))
 
 
 def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
@@ -535,38 +555,50 @@ def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
     Without those that an earlier purge knew: it has put them into the head. So each day of the log is read once in its life.
     """
     since = min(map(dt.date.fromisoformat, filter(None, (state.header.purged_before, state.header.purged_on))), default=dt.date.min)
+    files = [f for f in state.ledger.files_now() if f.section == LOG and since <= f.day < before]
     found: dict[Partition, int] = {}
-    for _, log in _by_day(state.ledger, state.ledger.files_now(), state.header.keyspace_since, lambda day: since <= day < before):
-        for partition, records in _seen(state, log).items():
-            lasts = [last for _, last in records]
-            found[partition] = max([*lasts, found.get(partition, lasts[0])])
+    for portion in portions(files, state.header.keyspace_since, PORTION):
+        for partition, (last, _) in _highest(state, _log(state, portion), late=True).items():
+            found[partition] = max(last, found.get(partition, last))
     return found
 
 
 def reached(state: ConsumerState) -> dt.datetime | None:
     """The time of the log up to which everything is decided; without positions, when the last batch was. None where nothing was decided.
 
-    Reads the days of the log backwards, as far as it needs them.
+    Reads the log backwards, as far as `read_to` needs it: partitions that had nothing in its last hour do not count.
     """
     points = state.header.head.checkpoints
     newest: dict[Partition, dt.datetime] = {}
     batch: dt.datetime | None = None
-    for day, log in _by_day(state.ledger, state.ledger.files_now(), newest=True):
-        committed = {h.seq: h.committed_at for h in log.each_header()}
-        decided = log.rows.filter(pc.equal(log.rows["kind"], BATCH))["seq"].to_pylist()
-        batch = batch or (committed[max(decided)] if decided else None)
-        found = {p: committed[max(records, key=lambda record: record[1])[0]] for p, records in _seen(state, log).items()}
-        newest = found | newest
-        if (newest and day <= (max(newest.values()) - ACTIVE).date()) or (batch and not points):
+    for portion in portions([f for f in state.ledger.files_now() if f.section == LOG], 0, PORTION):
+        log = _log(state, portion)
+        found, last = _highest(state, log, late=False), log.last_batch()
+        times = log.times([last, pc.min(log.rows["seq"]).as_py(), *(seq for _, seq in found.values())])
+        batch = batch or times.get(last)
+        newest = {p: times[seq] for p, (_, seq) in found.items() if seq in times} | newest
+        older = dt.datetime.combine(portion.day, dt.time(), dt.UTC) if portion.last else min(times.values(), default=NEVER)
+        if (newest and older <= max(newest.values()) - ACTIVE) or (batch and not points):
             break
     return read_to(points, newest, ended=state.header.head.batch_ended) if newest else batch
 
 
-def _seen(state: ConsumerState, log: LedgerLog) -> dict[Partition, list[tuple[int, int]]]:
-    """Partition -> decision and last position, for each batch record of its present life with positions."""
-    lives, found = state.header.head.incarnations, defaultdict[Partition, list[tuple[int, int]]](list)
-    for row in log.rows.filter(pc.equal(log.rows["kind"], BATCH)).to_pylist():
+def _log(state: ConsumerState, portion: Portion) -> LedgerLog:
+    return LedgerLog(state.ledger.read(portion.files, LOG_COLUMNS, *portion.span))
+
+
+def _highest(state: ConsumerState, log: LedgerLog, *, late: bool) -> dict[Partition, tuple[int, int]]:
+    """Partition -> the highest position that a batch record of its present life has, and the decision.
+
+    Args:
+        late: also of records whose highest position is late: the consumer stood further on already.
+    """
+    lives, found = state.header.head.incarnations, dict[Partition, tuple[int, int]]()
+    for row in log.each_record():
         doc, partition = json.loads(row["doc"]), Partition(row["source"], row["topic"], row["partition"])
-        if doc["seen"] and doc["incarnation"] == lives.get((partition.source, partition.topic), 0):
-            found[partition].append((row["seq"], doc["seen"][-1][1]))
+        if not doc["seen"] or doc["incarnation"] != lives.get((partition.source, partition.topic), 0):
+            continue
+        one = doc["seen"][-1][1], row["seq"]
+        if late or not doc["late"] or doc["late"][-1][1] < one[0]:
+            found[partition] = max(one, found.get(partition, one))
     return found

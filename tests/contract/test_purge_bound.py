@@ -10,7 +10,8 @@ import pytest
 
 from checkpoint.errors import IncarnationChanged
 from dedup.core.retention import PurgeBound
-from kit.aged import MONTH, age, now
+from kit.aged import MONTH, age, months_later, now
+from kit.clock import showing
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids
 from kit.places import Place, PostgresPlace
 
@@ -105,6 +106,19 @@ def test_without_times_of_the_log_the_last_decision_counts(place: Place) -> None
     run(batch(at(0, "a", None)), 0)
     found = bound(place, ago(days=30))
     assert found is not None and ago(minutes=5) < found.read_to <= dt.datetime.now(dt.UTC)
+
+
+def test_a_late_event_does_not_count_as_having_read_on(place: Place) -> None:
+    """A consumer that only went back to a position which it had left out is where it was three months ago."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dedup.delta.transaction.dt", showing(lambda tz: ago(days=90)))
+        consumer(place.store())(batch(at(5, "a", None)), 0)
+    if isinstance(place, PostgresPlace):
+        months_later(place)
+    consumer(place.store())(batch(at(3, "b", None)), 1)
+    assert sorted(ids(place.read())) == ["a", "b"]
+    found = bound(place, ago(days=30))
+    assert found is not None and found.read_to < ago(days=89)
 
 
 def test_a_duplicate_of_what_a_purge_took_is_a_redelivery_all_the_same(place: Place) -> None:

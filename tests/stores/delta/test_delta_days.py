@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from checkpoint.position import Partition
 from checkpoint.records import RecordFilter
-from dedup.delta import DeltaStore
+from dedup.delta import DeltaStore, ledger, verify
+from dedup.delta.compaction import compact
 from dedup.delta.ledger import LOG, Ledger
 from kit import delta_kit as kit
 from kit.clock import showing
@@ -41,9 +43,9 @@ class Days:
         self.epoch = kit.epoch(self.store)
         self.batches = itertools.count()
 
-    def decide(self, day: int, position: int, partition: int = 0) -> None:
+    def decide(self, day: int, position: int, partition: int = 0, minute: int = 0) -> None:
         """One event."""
-        self.now = FIRST + dt.timedelta(days=day)
+        self.now = FIRST + dt.timedelta(days=day, minutes=minute)
         number = next(self.batches)
         kit.process(self.store, self.epoch, kit.events([number], position, number=partition), number)
 
@@ -108,6 +110,30 @@ def test_where_a_consumer_is_stands_in_the_last_days_of_its_batches(days: Days) 
     bound = days.store.purge_bound(kit.NAME, date(60))
     assert bound is not None and bound.read_to == FIRST + dt.timedelta(days=25)
     assert days.read == [date(day) for day in (29, 28, 27, 26, 25)]
+
+
+def test_of_a_busy_day_the_last_hour_tells_where_a_consumer_is(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few decisions at a time are read, also where a compaction has put them into one file, and none of before that hour."""
+    read = list[list[int]]()
+    rows_of = ledger.rows_of
+    monkeypatch.setattr(verify, "PORTION", 2)
+    monkeypatch.setattr(ledger, "rows_of", lambda *given: read.append((rows := rows_of(*given))["seq"].to_pylist()) or rows)
+    for minute in range(0, 200, 20):
+        days.decide(0, minute, partition=minute // 20 % 2, minute=minute)
+    compact(DeltaTable(days.store.path + f"/ledger/{kit.NAME}"), None, 2**20, 2)
+    days.store.head(kit.NAME)
+    read.clear()
+    bound = days.store.purge_bound(kit.NAME, date(60))
+    assert bound is not None and bound.read_to == FIRST + dt.timedelta(minutes=180)
+    assert max(map(len, read)) <= 6 and min(min(seqs) for seqs in read) > 5, read
+
+
+def test_a_purge_has_few_decisions_of_a_busy_day_in_memory(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And knows the highest position of each partition all the same."""
+    monkeypatch.setattr(verify, "PORTION", 2)
+    for minute in range(7):
+        days.decide(0, 100 + minute, partition=minute % 3, minute=minute)
+    assert days.purge(5, 1) == {kit.partition(0): 106, kit.partition(1): 104, kit.partition(2): 105}
 
 
 def test_verify_has_one_day_of_the_log_in_memory(days: Days) -> None:

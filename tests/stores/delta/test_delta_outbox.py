@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from checkpoint.errors import StoreError, StoreUnavailable
+from checkpoint.errors import StoreError, StoreRestored, StoreUnavailable
 from dedup.core.messages import Asked, Chosen, Failed, Marks, State
 from dedup.delta import engine as of_engine
 from dedup.delta import erasure, tables, upkeep
@@ -345,3 +345,21 @@ def test_verify_finds_messages_that_are_there_twice(lake: DeltaPlace) -> None:
     write_deltalake(log.parent, table.to_pyarrow_table(), mode="append")
     found = verify(lake.store(), "shop").contradictions
     assert [f"{len(numbers)} messages are in the outbox" in one and str(min(numbers)) in one for one in found] == [True]
+
+
+def test_a_purge_publishes_nothing(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent shows already; so a dry run changes nothing, and no sink that is stuck holds it up."""
+    dispatcher(lake, Receiver()).once()
+    monkeypatch.setattr("dedup.delta.commit.SinkPublisher.publish", lambda _: pytest.fail("it publishes"))
+    later = dt.datetime.now(dt.UTC) + dt.timedelta(days=1)
+    assert [lake.store().outbox("shop").purge(later, dry_run=dry) for dry in (True, False, False)] == [2, 2, 0]
+    assert lake.store().outbox("nobody").purge(later) == 0
+
+
+def test_a_purge_deletes_nothing_beside_a_ledger_that_was_restored(lake: DeltaPlace) -> None:
+    """The next life numbers its messages above those that are there."""
+    dispatcher(lake, Receiver()).once()
+    DeltaTable(lake.store().path + "/ledger/shop").restore(1)
+    with pytest.raises(StoreRestored):
+        lake.store().outbox("shop").purge(dt.datetime.now(dt.UTC) + dt.timedelta(days=1))
+    assert lake.store().outbox("shop").count() == 2

@@ -15,8 +15,10 @@ import pytest
 
 from checkpoint.errors import ConfigError
 from dedup import DeltaStore
+from dedup.delta import outbox, verify
 from kit.aged import MONTH, age, deliver, now, turned
-from kit.orders import assert_proven, batch, consumer, event, ids, write_orders
+from kit.orders import assert_proven, batch, consumer, event, ids, orders, write_orders
+from kit.outgoing import Receiver, dispatcher, publisher
 from kit.paths import environment
 from kit.places import DeltaPlace
 
@@ -105,3 +107,27 @@ def test_a_stop_lets_no_further_portion_begin(aged: DeltaPlace) -> None:
     assert next(portions) == "forgot 1 reservations"
     turn.stop()
     assert list(portions) == []
+
+
+def test_a_turn_with_nothing_to_forget_reads_neither_the_log_nor_the_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one every ten minutes, and both may be larger than memory."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    publisher(place.store())(batch(*orders(range(4))), 0)
+    dispatcher(place, Receiver()).once()
+    for where, name in ((verify, "reached"), (outbox, "OutboxSnapshot")):
+        monkeypatch.setattr(where, name, lambda *_: pytest.fail("it reads them"))
+    turn: Any = place.store().upkeep_turn("shop", MONTH)
+    assert list(turn.portions()) == []
+
+
+def test_old_messages_are_looked_for_once_in_a_part_of_the_retention(aged: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look may read all of them: of a month it is one a day, however often there is a turn."""
+    clock, looks = [1000.0], list[float]()
+    monkeypatch.setattr("dedup.delta.tending.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(outbox.DeltaOutbox, "purge", lambda *_: looks.append(clock[0]) or 0)
+    store: Any = aged.store()
+    for _ in range(6):
+        list(store.upkeep_turn("shop", MONTH).portions())
+        clock[0] += 43_200
+    assert looks == [1000 + 86_400 * day for day in range(3)]
