@@ -9,7 +9,7 @@ PostgreSQL computes the same in `purge_bounds` (sql/postgres/0013_purge_bounds.s
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -92,13 +92,22 @@ class HasMessages(Protocol):
         """The messages that this consumer has published."""
 
 
+Part = tuple[Upkept, Callable[[], Upkept]]
+"""One thing to do: the line with its error if it fails, and what does it."""
+
+
 def purge_messages(store: HasMessages, before: dt.datetime, *, dry_run: bool) -> Iterator[Upkept]:
     """Delete the messages of all consumers that were sent or discarded before that time.
 
     Crash: of each consumer all of it, or nothing; the next upkeep does the rest.
     """
-    for consumer in store.consumers():
-        yield alone(Upkept("sent messages", consumer, 0), partial(_purge_messages, store, consumer, before, dry_run))
+    yield from (alone(*part) for part in message_purges(store, before, dry_run=dry_run))
+
+
+def message_purges(store: HasMessages, before: dt.datetime, *, dry_run: bool) -> list[Part]:
+    """What `purge_messages` does, for each consumer."""
+    names = store.consumers()
+    return [(Upkept("sent messages", name, 0), partial(_purge_messages, store, name, before, dry_run)) for name in names]
 
 
 def _purge_messages(store: HasMessages, consumer: str, before: dt.datetime, dry_run: bool) -> Upkept:
@@ -116,6 +125,23 @@ def alone(line: Upkept, act: Callable[[], Upkept]) -> Upkept:
         raise
     except DedupError as error:
         return replace(line, failed=str(error))
+
+
+def apart(parts: Iterable[Part]) -> list[Upkept]:
+    """What each of them did, or its line with its error: for consumers that share nothing, so that only one of them may be out of reach.
+
+    Raises StoreUnavailable where all of them are.
+    """
+    lines, away = list[Upkept](), list[StoreUnavailable]()
+    for line, act in parts:
+        try:
+            lines.append(alone(line, act))
+        except StoreUnavailable as error:
+            away.append(error)
+            lines.append(replace(line, failed=str(error)))
+    if away and len(away) == len(lines):
+        raise away[0]
+    return lines
 
 
 def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime], *, ended: bool = True) -> dt.datetime:

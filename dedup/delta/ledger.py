@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from checkpoint.errors import ConfigError, SchemaOutdated, StateTooNew, StoreUnavailable
+from checkpoint.errors import CommitConflict, ConfigError, SchemaOutdated, StateTooNew, StoreUnavailable
 from checkpoint.head import Checkpoint, Head, Holder
 from checkpoint.position import Partition
 from checkpoint.records import BATCHES
@@ -216,7 +216,7 @@ class Ledger:
             until: rows with a higher seq are left out; None: none are.
 
         Raises:
-            StoreUnavailable: a file cannot be read.
+            StoreUnavailable: a file is not there, or the storage does not answer. StoreError: a file is damaged.
         """
         names = ["seq", *(c for c in columns if c not in ("seq", "day"))]
         schema = pa.schema([SCHEMA.field(n) for n in [*names, *(["day"] if "day" in columns else [])]])
@@ -243,7 +243,7 @@ class Ledger:
     def _rows_of(self, path: str, contents: Iterator[Any], names: list[str], span: Span) -> pa.Table:
         if path in self._written:
             return self._written[path]
-        with reading_file(path, self.uri):
+        with reading_file(path, self.uri, self.consumer):
             return rows_of(next(contents), names, span)
 
     def write_all(self, day: dt.date, sections: Sequence[tuple[str, pa.Table]]) -> list[Add]:
@@ -296,14 +296,20 @@ class Ledger:
         return min((f.day for f in self.files_now() if f.section == KEYS), default=None)
 
     def drop_reservations(self, before: dt.date) -> None:
-        """Remove whole days of the section `keys`, by metadata alone. Crash: they are there, or all gone."""
+        """Remove whole days of the section `keys`, by metadata alone.
+
+        Raises CommitConflict where others commit all the time, StoreUnavailable.
+
+        Crash: they are there, or all gone.
+        """
         table = self.open()
         if table is None:
             return
         try:
             self._engine.delete(table, f"section = '{KEYS}' and day < '{before.isoformat()}'")
         except tables.FAILED as error:
-            raise StoreUnavailable(f"Old reservations of {self.uri} could not be dropped: {error}") from error
+            kind = CommitConflict if tables.lost_race(error) else StoreUnavailable
+            raise kind(f"Old reservations of {self.uri} could not be dropped: {error}. The next purge drops them.") from error
         finally:
             self.forget()
 

@@ -1,6 +1,6 @@
 """Reading one data file of a ledger: of large ones only the parts that are asked for, and errors that name the file.
 
-Called by the ledger.
+Promises that a file which is not there, and one that is damaged, are told apart: the first may come back by itself. Called by the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from checkpoint.errors import StoreUnavailable
+from checkpoint.errors import StoreError, StoreUnavailable, command
 
 if TYPE_CHECKING:
     from dedup.delta.ledger import LedgerFile
@@ -82,9 +82,14 @@ def dated(rows: pa.Table, schema: pa.Schema, day: dt.date) -> pa.Table:
 
 
 @contextmanager
-def reading_file(path: str, ledger: str) -> Iterator[None]:
-    """Raises StoreUnavailable where a file of a ledger cannot be read."""
+def reading_file(path: str, ledger: str, consumer: str) -> Iterator[None]:
+    """Raises StoreUnavailable where a file of a ledger cannot be reached, StoreError where it is damaged."""
     try:
         yield
     except OSError as error:
         raise StoreUnavailable(f"The file {path} of the ledger {ledger} cannot be read: {error}") from error
+    except pa.ArrowException as error:
+        raise StoreError(
+            f"The file {path} of the ledger {ledger} is damaged, and without it consumer {consumer!r} decides nothing: {error}. Bring this "
+            f"file back from a backup; or bring back the whole ledger, and run {command('consumer', 'accept-restore', consumer)}."
+        ) from error

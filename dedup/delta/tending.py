@@ -17,7 +17,7 @@ from functools import partial
 from typing import Self
 
 from checkpoint.errors import ConfigError, DedupError, command
-from dedup.core.retention import PurgeBound, Upkept, alone, bounded, purge_messages
+from dedup.core.retention import Part, PurgeBound, Upkept, apart, bounded, message_purges
 from dedup.delta import upkeep, verify
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.consumers import States
@@ -101,14 +101,17 @@ class Tending:
             although_behind: consumers that count as having read everything.
             dry_run: say what would be done.
 
+        Raises:
+            StoreUnavailable: no consumer's state can be read. One alone that cannot is named, and the others are done.
+
         Crash: each step is a decision of its own, and the next upkeep goes on.
         """
         before = dt.datetime.now(dt.UTC) - retention
-        lines = [
-            alone(Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
+        parts: list[Part] = [
+            (Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
             for name in self.consumers()
         ]
-        return [*lines, *purge_messages(self, before, dry_run=dry_run)]
+        return apart([*parts, *message_purges(self, before, dry_run=dry_run)])
 
     def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
         done = self.forget(consumer, before, by="upkeep", although_behind=although_behind, dry_run=dry_run)

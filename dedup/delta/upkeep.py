@@ -27,7 +27,7 @@ from dedup.delta.ledger import LETTERS_SINK, Header, Mark
 from dedup.delta.letters import ROW_GROUP
 from dedup.delta.messages import last_decision
 from dedup.delta.state import ConsumerState
-from dedup.delta.storage import StorageOptions, filesystem, join, remove
+from dedup.delta.storage import StorageOptions, answering, filesystem, join, remove
 
 log = logging.getLogger("dedup")
 
@@ -86,7 +86,10 @@ def expire(uris: Iterable[str], engine: Engine) -> None:
 
 
 def clear_staged(root: str, options: StorageOptions, folder: str, needed: Collection[str], now: dt.datetime) -> None:
-    """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Crash: some are deleted."""
+    """Delete staged rows of attempts that never committed, once they are older than STAGED_DAYS. Raises StoreUnavailable.
+
+    Crash: some are deleted.
+    """
     old = [path for path, since in _staged(root, options, folder) if now - since > dt.timedelta(days=STAGED_DAYS)]
     remove(root, options, [path for path in old if path not in needed])
 
@@ -100,9 +103,10 @@ def staged_left(root: str, options: StorageOptions, folder: str, needed: Collect
 
 
 def _staged(root: str, options: StorageOptions, folder: str) -> list[tuple[str, dt.datetime]]:
-    """Files, and when they were written."""
+    """Files, and when they were written. Raises StoreUnavailable."""
     selector = pafs.FileSelector(f"staged/{folder}", allow_not_found=True, recursive=True)
-    found = filesystem(root, options).get_file_info(selector)
+    with answering(root):
+        found = filesystem(root, options).get_file_info(selector)
     return [(info.path, info.mtime) for info in found if info.type == pafs.FileType.File and info.mtime is not None]
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 
+import pytest
+
+from checkpoint.errors import StoreUnavailable
 from checkpoint.head import Checkpoint
 from checkpoint.position import Partition
-from dedup.core.retention import ACTIVE, bounded, read_to
+from dedup.core.retention import ACTIVE, Part, Upkept, apart, bounded, read_to
 
 NOW = dt.datetime(2026, 6, 30, 12, tzinfo=dt.UTC)
 DAY = dt.timedelta(days=1)
@@ -56,3 +59,24 @@ def test_a_consumer_that_is_a_minute_behind_is_no_news() -> None:
     for behind, is_told in ((dt.timedelta(minutes=1), False), (dt.timedelta(hours=1), True)):
         found = bounded("shop", NOW - behind, NOW - 30 * DAY, NOW)
         assert found.bound == NOW - 30 * DAY - behind and bool(found.told(NOW - 30 * DAY)) is is_told
+
+
+def part(name: str, error: str = "") -> Part:
+    """A consumer whose purge forgets one key, or cannot reach its state."""
+    line = Upkept("reservations", name, 0)
+
+    def act() -> Upkept:
+        if error:
+            raise StoreUnavailable(error)
+        return Upkept("reservations", name, 1)
+
+    return line, act
+
+
+def test_of_consumers_that_share_nothing_one_out_of_reach_holds_up_no_other() -> None:
+    """Its line has the error; where none can be reached, that is the error of all."""
+    assert apart([]) == [] and [line.count for line in apart([part("a")])] == [1]
+    lines = apart([part("a", "gone"), part("b"), part("c", "away")])
+    assert [(line.consumer, line.count, line.failed) for line in lines] == [("a", 0, "gone"), ("b", 1, None), ("c", 0, "away")]
+    with pytest.raises(StoreUnavailable, match="gone"):
+        apart([part("a", "gone"), part("b", "away")])

@@ -17,6 +17,7 @@ from checkpoint.errors import (
     ConfigError,
     SchemaOutdated,
     StateTooNew,
+    StoreError,
     StoreRestored,
     StoreUnavailable,
 )
@@ -25,6 +26,7 @@ from dedup.delta import DeltaStore
 from dedup.signals.metrics import UP, Numbers
 from dedup.signals.standing import look
 from kit import delta_kit as kit
+from kit.aged import MONTH, age, deliver
 from kit.delta_kit import ledger, open_store
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace
@@ -224,3 +226,29 @@ def test_one_damaged_consumer_hides_no_other(tmp_path: Path) -> None:
     values = Numbers(place.store()).values()
     assert values[UP] == [({}, 1.0)]
     assert sorted(labels["consumer"] for labels, _ in values["dedup_damage"]) == ["other", "shop"]
+
+
+def newest_of_log(place: DeltaPlace, name: str) -> Path:
+    """The file of the consumer's newest decision."""
+    folder = Path(place.where, "state", "ledger", name)
+    return max(
+        (p for p in folder.rglob("*.parquet") if "header" in pq.read_table(p)["kind"].to_pylist()), key=lambda p: p.stat().st_mtime_ns
+    )
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0" * 500)])
+def test_an_upkeep_names_a_consumer_with_a_damaged_file_and_goes_on(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    """A file is gone, empty after a power cut, or not what was written; a batch names the file, too."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    age(place, name="aaa")
+    age(place, name="bbb")
+    deliver(place, 1, "b", name="bbb")
+    damage(lost := newest_of_log(place, "aaa"))
+    store: Any = place.store()
+    names, counts, named = zip(
+        *[(line.consumer, line.count, lost.name in (line.failed or "")) for line in store.upkeep(MONTH)], strict=True
+    )
+    assert (names, counts, named) == (("aaa", "bbb") * 2, (0, 1, 0, 0), (True, False) * 2)
+    with pytest.raises(StoreError, match=lost.name):
+        consumer(place.store(), name="aaa")(batch(event(1, "b")), 1)

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake.exceptions import CommitFailedError
 
-from checkpoint.errors import ConfigError
+from checkpoint.errors import CommitConflict, ConfigError, StoreUnavailable
 from dedup import DeltaStore
-from dedup.delta import outbox, verify
+from dedup.delta import outbox, upkeep, verify
+from dedup.delta.engine import DeltaRs
 from kit.aged import MONTH, age, deliver, now, turned
 from kit.orders import assert_proven, batch, consumer, event, ids, orders, write_orders
 from kit.outgoing import Receiver, dispatcher, publisher
@@ -131,3 +134,27 @@ def test_old_messages_are_looked_for_once_in_a_part_of_the_retention(aged: Delta
         list(store.upkeep_turn("shop", MONTH).portions())
         clock[0] += 43_200
     assert looks == [1000 + 86_400 * day for day in range(3)]
+
+
+def test_a_purge_that_lost_the_race_for_its_commit_is_no_outage(aged: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The storage answers; the key is forgotten, and the next purge drops its row."""
+    store: Any = aged.store()
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaRs, "delete", lambda *_: _raise(CommitFailedError("Failed to commit transaction: 15")))
+        with pytest.raises(CommitConflict, match="The next purge drops them"):
+            store.forget("shop", (now() - MONTH).date(), by="test", although_behind=True)
+    assert aged.store().reserved("shop") == 0
+    assert store.forget("shop", (now() - MONTH).date(), by="test", although_behind=True).count == 1
+    assert store.reserved_since("shop") is None
+
+
+def test_a_storage_that_lists_no_files_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of staged rows, as of all other files: a plain OSError would end what goes on past a consumer."""
+    away = SimpleNamespace(get_file_info=lambda _: _raise(OSError("away")))
+    monkeypatch.setattr(upkeep, "filesystem", lambda *_: away)
+    with pytest.raises(StoreUnavailable, match="away"):
+        upkeep.clear_staged(str(tmp_path), None, "shop", (), now())
+
+
+def _raise(error: Exception) -> None:
+    raise error
