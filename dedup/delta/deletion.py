@@ -32,7 +32,7 @@ from dedup.delta.outbox import DeltaOutbox, take_turn
 from dedup.delta.sequences import WAITING
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import StorageOptions, answering, filesystem, remove, safe_name
-from dedup.delta.upkeep import amendment
+from dedup.delta.upkeep import amendment, require_own_tables
 
 FOLDERS = ("ledger", "dead_letters", "outbox", "staged")
 """Folders in which the consumer has one of its own; and in "keys", of files of keys or of their copies."""
@@ -75,7 +75,7 @@ class Deleting:
         Args:
             although_running: also if an instance runs or may run; it ends with `Fenced`.
             although_waiting: also with letters that are open or blocked, messages that are not sent, or rows that a sink does not show yet
-                and that cannot be published now. They are lost.
+                and that cannot be published now, also where a sink cannot be reached. They are lost.
             dry_run: change nothing; returns what there is and what speaks against it.
 
         Raises:
@@ -104,7 +104,7 @@ class Deleting:
             return Deletion(consumer, parts, running(self.present(consumer)), waiting, dry_run=dry_run)
 
     def _contents(self, consumer: str, state: ConsumerState) -> tuple[dict[str, int], tuple[str, ...]]:
-        """How much there is, and what is not done."""
+        """How much there is, and what is not done. Raises StoreUnavailable where not only a sink cannot be reached."""
         outbox, files = self.outbox(consumer), state.ledger.files_now()
         parts = {
             "checkpoints": len(state.header.head.checkpoints),
@@ -122,6 +122,9 @@ class Deleting:
             }
         except (PublicationStuck, StoreRestored) as error:
             return parts, (f"state that contradicts itself ({error})",)
+        except StoreUnavailable as error:
+            require_own_tables(state)
+            return parts, (f"a sink of which nobody can tell what it shows ({error})",)
         return {**parts, "messages": outbox.count()}, waits(counts)
 
     def _decide(self, consumer: str, allowed: Allowed, by: str, reason: str) -> Deletion:
@@ -138,7 +141,7 @@ class Deleting:
                 self.on_step("decide_deletion")
                 self._states.hint_of_deletion(consumer).write(consumer)
                 try:
-                    commit_decision(state, Decision(_decision(state, self._publisher(state), by, reason)), lambda _: None)
+                    commit_decision(state, Decision(_decision(state, self._publisher(state), allowed, by, reason)), lambda _: None)
                 except CommitConflict:
                     continue
                 return found
@@ -256,9 +259,9 @@ class Deleting:
         yield from (info for info in infos if info.type == pafs.FileType.File)
 
 
-def _decision(state: ConsumerState, publisher: SinkPublisher, by: str, reason: str) -> Header:
+def _decision(state: ConsumerState, publisher: SinkPublisher, allowed: Allowed, by: str, reason: str) -> Header:
     """The header that says: from now on nobody commits, and nothing of before counts. What is decided is published first."""
-    header = amendment(state, publisher, changes.deleted, by=by, reason=reason)
+    header = amendment(state, publisher, changes.deleted, by=by, reason=reason, give_up=allowed.waiting)
     head = replace(header.head, epoch=header.head.epoch + 1)
     unshown = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
     nobody: dict[str, Any] = {"holder": None, "held_since": header.committed_at, "members": None, "claims": {}}

@@ -500,10 +500,22 @@ class Agreement:
         self._require_published(name, table)
         self.took(name, table, table.version())
 
-    def meets(self, generation: int) -> bool:
-        """Whether a table that the ledger knows shows decisions of this generation. Raises StoreUnavailable."""
-        found = ((name, self._state.sinks.table(uri)) for name, uri in self._known().items())
-        return any(t is not None and tables.transaction_of(t, self._state.app(generation, name)) is not None for name, t in found)
+    def meets(self, generation: int, *, reachable: bool = False) -> bool:
+        """Whether a table that the ledger knows shows decisions of this generation. Raises StoreUnavailable.
+
+        Args:
+            reachable: sinks that cannot be read are left out. One that comes back with such decisions is told as restored.
+        """
+        return any(self._meets(name, uri, generation, reachable) for name, uri in self._known().items())
+
+    def _meets(self, name: str, uri: str, generation: int, reachable: bool) -> bool:
+        try:
+            table = self._state.sinks.table(uri)
+            return table is not None and tables.transaction_of(table, self._state.app(generation, name)) is not None
+        except StoreUnavailable:
+            if not reachable or name in self._state.own_tables():
+                raise
+            return False
 
     def _known(self) -> dict[str, str]:
         state = self._state

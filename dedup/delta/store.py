@@ -296,8 +296,11 @@ class DeltaStore(Joins, Deleting, Tending):
     def amend(self, consumer: str, change: Callable[[Head], Head], *, by: str, reason: str) -> Head:
         """Replace the head by `change(head)`, recorded with who and why. A running instance plans its batch again.
 
+        Where the change begins all over, it gives up decisions that a sink does not take or that cannot reach it; the log names them.
+
         Raises:
             ConfigError: there is no such consumer.
+            PublicationStuck, StoreUnavailable: a sink does not take what is decided, and the change does not begin all over.
             StoreRestored: the ledger was restored, and the change does not begin a new generation.
 
         Crash: the change is made, with its record, or it is not.

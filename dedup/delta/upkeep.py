@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from checkpoint.errors import ConfigError, PublicationStuck, Refused, command
+from checkpoint.errors import ConfigError, PublicationStuck, Refused, StoreUnavailable, command
 from checkpoint.head import Head
 from checkpoint.position import Partition
 from dedup.core.retention import Remains
@@ -124,29 +124,46 @@ def _quietly(uri: str, engine: Engine, act: Callable[[DeltaTable], object], what
         log.warning("%s was not %s this time: %s", uri, what, error)
 
 
-def amendment(state: ConsumerState, publisher: SinkPublisher, change: Callable[[Head], Head], *, by: str, reason: str) -> Header:
+def amendment(
+    state: ConsumerState, publisher: SinkPublisher, change: Callable[[Head], Head], *, by: str, reason: str, give_up: bool = True
+) -> Header:
     """The header after `change`; what is decided is published first, so that nothing old is left to a new life.
 
+    Args:
+        give_up: where the change begins all over, what cannot be published is given up.
+
     Raises:
-        PublicationStuck: something cannot be published, and the change does not begin all over.
+        PublicationStuck: something cannot be published, and is not given up.
+        StoreUnavailable: the same, because a sink cannot be reached; or the store cannot.
 
     Crash: the change is not made; what was published stays published.
     """
-    head = _unused(state, replace(change(state.header.head), seq=state.header.seq))
+    changed = replace(change(state.header.head), seq=state.header.seq)
+    anew = changed.keyspace != state.header.head.keyspace
+    head = _unused(state, changed, reachable=anew and give_up)
     dropped: tuple[tuple[int, str], ...] = ()
     try:
         if state.damage is None:
             publisher.publish()
-    except PublicationStuck:
-        if head.keyspace == state.header.head.keyspace:
+    except (PublicationStuck, StoreUnavailable) as error:
+        if not (anew and give_up):
             raise
+        if isinstance(error, StoreUnavailable):
+            require_own_tables(state)
         # After a reset every event comes again: rows of the old life must not come up late in its sinks.
         dropped = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
+        log.warning("%s: decisions %s are not published, and given up: %s", head.consumer, sorted({seq for seq, _ in dropped}), error)
     header = _next(state, "amend", head, by, reason)
-    if head.keyspace != state.header.head.keyspace:
+    if anew:
         # Whoever starts over may have emptied, dropped and re-created the sinks; the letters stay.
         header = replace(header, marks={name: mark for name, mark in header.marks.items() if name == LETTERS_SINK})
     return replace(_above_messages(state, header), dropped=(*header.dropped, *dropped))
+
+
+def require_own_tables(state: ConsumerState) -> None:
+    """Raise StoreUnavailable where a table below the store's folder cannot be read: then not only a sink is away."""
+    for uri in state.own_tables().values():
+        state.sinks.table(uri)
 
 
 def _above_messages(state: ConsumerState, header: Header) -> Header:
@@ -158,12 +175,14 @@ def _above_messages(state: ConsumerState, header: Header) -> Header:
     return replace(header, head=replace(header.head, seq=seq), generation_since=seq, keyspace_since=keyspace_since)
 
 
-def _unused(state: ConsumerState, head: Head) -> Head:
+def _unused(state: ConsumerState, head: Head, *, reachable: bool) -> Head:
     """With a generation that neither the ledger nor its tables have met: they keep the transaction ids of a time that was taken back."""
     if state.table is None or head.generation == state.header.head.generation:
         return head
     free = head.generation
-    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None or state.agreement.meets(free):
+    while tables.transaction_of(state.table, state.ledger.app(state.table, free)) is not None or state.agreement.meets(
+        free, reachable=reachable
+    ):
         free += 1
     return replace(head, generation=free, keyspace=free if head.keyspace == head.generation else head.keyspace)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.errors import DedupError
+from checkpoint import changes
+from checkpoint.errors import DedupError, Refused, StoreUnavailable
 from dedup import DeadLetters, Selection
 from dedup.delta.ledger import DELETE, DELETED, Header
 from fixtures.variants import of_which
@@ -138,3 +140,74 @@ def test_a_process_that_knew_the_deleted_consumer_reads_the_new_one(place: Delta
     assert made(batch(event(0, "a", 5)), 0).processed == 1
     assert letters(watcher) == [] and watcher.reserved("shop") == 1
     assert_proven(watcher)
+
+
+def broken(place: DeltaPlace) -> Path:
+    """The sink's log cannot be read; where it was moved to."""
+    folder = place.folder / "sinks" / "orders" / "_delta_log"
+    kept = folder.rename(folder.with_name("kept"))
+    folder.mkdir()
+    (folder / f"{0:020}.json").write_text("{broken")
+    return kept
+
+
+def repaired(kept: Path) -> None:
+    """It is the log of before."""
+    shutil.rmtree(kept.with_name("_delta_log"))
+    kept.rename(kept.with_name("_delta_log"))
+
+
+def test_one_whose_sink_cannot_be_read_is_deleted_if_somebody_says_so(place: DeltaPlace) -> None:
+    """What it shows, nobody can tell: that speaks against it. When the sink is back, a new consumer of the name goes on in it."""
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    kept = broken(place)
+    told = place.store().delete_consumer("shop", **SURE, dry_run=True)
+    assert len(told.waiting) == 1 and "a sink of which nobody can tell what it shows" in told.waiting[0]
+    with pytest.raises(Refused, match=r"sinks/orders.*--although-waiting"):
+        place.store().delete_consumer("shop", **SURE | {"although_waiting": False})
+    place.store().delete_consumer("shop", **SURE)
+    assert place.store().consumers() == []
+    repaired(kept)
+    assert consumer(place.store())(batch(*orders(range(3))), 0).processed == 3
+    assert len(place.read()) == 6
+    assert_proven(place.store())
+
+
+def test_one_whose_sink_has_all_of_it_is_deleted_although_the_sink_cannot_be_read(place: DeltaPlace) -> None:
+    """The ledger knows that no decision waits for it."""
+    consumer(place.store())(batch(*orders(range(3))), 0)
+    place.store().amend("shop", changes.accept_gap, by="ann", reason="a decision behind it")
+    broken(place)
+    assert place.store().delete_consumer("shop", **SURE, dry_run=True).waiting == ()
+    place.store().delete_consumer("shop", **SURE)
+    assert place.store().consumers() == []
+
+
+def test_a_reset_gives_up_what_a_sink_out_of_reach_does_not_show(place: DeltaPlace, caplog: pytest.LogCaptureFixture) -> None:
+    """The events come again. So rows of the old life do not come up in the sink when it is back, and the log says which decision it was."""
+    kept = list[Path]()
+
+    def step(name: str) -> None:
+        if name == "publish":
+            kept.append(broken(place))
+
+    with pytest.raises(DedupError):
+        consumer(place.store(on_step=step))(batch(*orders(range(3))), 0)
+    place.store().amend("shop", changes.reset, by="ann", reason="again")
+    repaired(kept[0])
+    assert "decisions [2] are not published, and given up" in caplog.text
+    assert consumer(place.store())(batch(*orders(range(3))), 1).processed == 3
+    assert sorted(ids(place.read())) == [f"p0-{n}" for n in range(3)]
+    assert_proven(place.store())
+
+
+def test_one_whose_own_tables_cannot_be_read_is_not_deleted(place: DeltaPlace) -> None:
+    """Then the store is away, and not a sink: nothing is given up for that."""
+    used(place)
+    shutil.move(place.folder / "state" / "dead_letters" / "shop" / "_delta_log", place.folder / "kept")
+    (place.folder / "state" / "dead_letters" / "shop" / "_delta_log").mkdir()
+    (place.folder / "state" / "dead_letters" / "shop" / "_delta_log" / f"{0:020}.json").write_text("{broken")
+    with pytest.raises(StoreUnavailable):
+        place.store().delete_consumer("shop", **SURE)
+    with pytest.raises(StoreUnavailable):
+        place.store().amend("shop", changes.reset, by="ann", reason="again")
