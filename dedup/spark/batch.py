@@ -35,7 +35,7 @@ from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
 from dedup.spark import features, keeping
 from dedup.spark.answering import answering
-from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
+from dedup.spark.prepare import answers, named, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
 from dedup.spark.session import AS_GIVEN, OUR_FILES, JavaError
 from dedup.spark.tasks import SparkTasks
 
@@ -383,7 +383,7 @@ class SparkRows:
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({"result": pa.array(list(write(batches)), pa.string())})
 
-        found = features.to_arrow(self.frame.select(*[F.col(f"`{c}`") for c in columns]).mapInArrow(run, "result string"))
+        found = features.to_arrow(features.map_in_arrow(self.frame.select(*map(named, columns)), run, "result string"))
         return [str(r) for r in found["result"].to_pylist()]
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,10 +47,22 @@ def _to_arrow(frame: DataFrame) -> pa.Table:
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     schema = arrow_schema(frame.schema)
-    numbered = frame.toDF(*(f"_{number}" for number in range(len(schema))))  # names may be there twice, and have dots
-    blobs = numbered.mapInArrow(_packed, "rows binary").collect()
-    tables = [pa.ipc.open_stream(blob[0]).read_all() for blob in blobs]
-    return pa.concat_tables([schema.empty_table(), *(table.rename_columns(schema.names).cast(schema) for table in tables)])
+    tables = [pa.ipc.open_stream(blob[0]).read_all() for blob in map_in_arrow(frame, _packed, "rows binary").collect()]
+    return pa.concat_tables([schema.empty_table(), *(table.cast(schema) for table in tables)])
+
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+"""What a task makes of its rows. Travels there."""
+
+
+def map_in_arrow(rows: DataFrame, task: Task, schema: StructType | str) -> DataFrame:
+    """`mapInArrow` for columns of any name: Spark's own looks them up by their names, and takes `a.b` for a field."""
+    numbered = rows.toDF(*(f"_{number}" for number in range(len(rows.columns))))
+    return numbered.mapInArrow(partial(_named, names=rows.columns, task=task), schema)
+
+
+def _named(batches: Iterable[pa.RecordBatch], names: list[str], task: Task) -> Iterator[pa.RecordBatch]:
+    yield from task(batch.rename_columns(names) for batch in batches)
 
 
 def told(session: SparkSession, name: str, default: str) -> str:

@@ -72,7 +72,6 @@ class Keeping:
     """How tasks prepare and keep rows. Travels to them."""
 
     folder: str
-    names: Sequence[str]  # of the columns of the input
     finish: Any  # from the input to prepared rows
     late: Prepare | None  # where it is, `finish` is not used: what readable keys need is made of few rows, later
 
@@ -82,7 +81,7 @@ class Keeping:
         Crash: files of an attempt whose answer does not come are read by nobody; they go with the folder.
         """
         for table in _gathered(batches):
-            yield from self._keep(in_utc(table.rename_columns(list(self.names))))
+            yield from self._keep(in_utc(table))
 
     def _keep(self, table: pa.Table) -> Iterator[pa.RecordBatch]:
         rows = self.finish(table) if self.late is None else prepare_keys(table, self.late)

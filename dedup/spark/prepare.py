@@ -89,14 +89,12 @@ def positions(df: DataFrame, spec: Prepare) -> DataFrame:
 
 
 def _mapped(df: DataFrame, step: Step, schema: T.StructType) -> DataFrame:
-    # mapInArrow looks columns up by their names, and takes `a.b` for a field.
-    numbered = df.toDF(*(f"_{number}" for number in range(len(df.columns))))
-    return numbered.mapInArrow(partial(_each, names=df.columns, step=step), schema)
+    return features.map_in_arrow(df, partial(_each, step=step), schema)
 
 
-def _each(batches: Iterable[pa.RecordBatch], names: list[str], step: Step) -> Iterator[pa.RecordBatch]:
+def _each(batches: Iterable[pa.RecordBatch], step: Step) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield from step(in_utc(pa.Table.from_batches([batch]).rename_columns(names))).to_batches()
+        yield from step(in_utc(pa.Table.from_batches([batch]))).to_batches()
 
 
 def named(name: str) -> Column:

@@ -101,7 +101,7 @@ class SparkTasks:
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
         with registry_answers():
-            return features.to_arrow(_placed(rows, at_once).mapInArrow(task, features.spark_schema(answers)))
+            return features.to_arrow(features.map_in_arrow(_placed(rows, at_once), task, features.spark_schema(answers)))
 
     def folder(self) -> AbstractContextManager[str] | None:
         """Below the user's folder for scratch files where that is a path; else, where tasks run on this machine, a temporary one."""
@@ -114,11 +114,9 @@ class SparkTasks:
         """Evaluate the batch, once, in the tasks that read it. Returns PIECES, and how to complete few rows."""
         found = plan(self._batch, prepare)
         rows, late = found.rows(self._batch), None if found.parts else found.spec
-        task = keeping.Keeping(folder, rows.columns, found.finish, late)
-        # mapInArrow looks columns up by their names, and takes `a.b` for a field.
-        numbered = rows.toDF(*(f"_{number}" for number in range(len(rows.columns))))
+        task = keeping.Keeping(folder, found.finish, late)
         with registry_answers():
-            return features.to_arrow(numbered.mapInArrow(task, features.spark_schema(keeping.PIECES))), late
+            return features.to_arrow(features.map_in_arrow(rows, task, features.spark_schema(keeping.PIECES))), late
 
     def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
         """Run this in so many tasks, each with a number of its own; returns what they yield."""

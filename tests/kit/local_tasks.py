@@ -66,7 +66,7 @@ class Tasks:
 
     def keep(self, prepare: Prepare, folder: str) -> tuple[pa.Table, Prepare | None]:
         """In two tasks, neither of which has whole partitions."""
-        task = keeping.Keeping(folder, self._rows.column_names, None, prepare)
+        task = keeping.Keeping(folder, None, prepare)
         halves = [self._rows.take(pa.array(range(first, self._rows.num_rows, 2), pa.int64())) for first in (1, 0)]
         packed = [pickle.loads(pickle.dumps(task))(half.to_batches(max_chunksize=3)) for half in halves]
         return pa.Table.from_batches([piece for pieces in packed for piece in pieces], keeping.PIECES), prepare

@@ -51,6 +51,23 @@ def test_rows_go_to_an_older_spark_and_come_back_as_they_are(older: SparkSession
     assert [column.to_pylist() for column in to_arrow(odd).columns] == [[1], [2], [3], [4]]
 
 
+@pytest.mark.parametrize("way", ["shuffled", "written"])
+def test_columns_of_any_name_reach_the_tasks(spark: SparkSession, way: str) -> None:
+    """Dots and backticks are parts of a name there: a stream with such a column would stand still for ever."""
+    from dedup.spark.batch import SparkRows
+    from dedup.spark.features import arrow_schema
+    from dedup.spark.tasks import SparkTasks
+
+    frame = spark.sql("select 's' source, 't' topic, 0 partition, 1L sequence_number, 0L part, 'x' `a.b`, 'y' `c``d.e`, map('k.v', 1) m")
+    if way == "shuffled":
+        (row,) = SparkTasks(frame).run(frame, lambda batches: batches, arrow_schema(frame.schema), 2).to_pylist()
+        assert (row["a.b"], row["c`d.e"]) == ("x", "y")
+    else:
+        columns = ["c`d.e", "a.b"]
+        (told,) = SparkRows(frame, in_tasks=True).files(lambda batches: (str(row) for b in batches for row in b.to_pylist()), columns)
+        assert told == str({"c`d.e": "y", "a.b": "x"})
+
+
 def test_each_row_goes_to_the_task_of_its_number(older: SparkSession) -> None:
     """Whatever the number of tasks: none is left idle, and none gets two numbers."""
     from pyspark.sql import functions as F

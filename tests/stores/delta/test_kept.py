@@ -49,7 +49,7 @@ def lake(tmp_path: Path) -> DeltaPlace:
 
 def kept(rows: pa.Table, folder: Path, parts: list[int]) -> EvaluatedInTasks:
     """The rows, kept by one task for each of these numbers of rows."""
-    task = pickle.loads(pickle.dumps(Keeping(str(folder), rows.column_names, None, SPEC)))
+    task = pickle.loads(pickle.dumps(Keeping(str(folder), None, SPEC)))
     bounds = [*np.minimum(np.cumsum([0, *parts]), rows.num_rows).tolist(), rows.num_rows]
     slices = [rows.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
     answers = [piece for part in slices for piece in task(part.to_batches(max_chunksize=4))]
