@@ -8,13 +8,12 @@ Spark itself.
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import itertools
 import logging
 import os
 import re
 import shutil
-import socket
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint import holders
 from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Ints
 from dedup.core.envelope import ENVELOPE, POSITION
@@ -42,7 +42,7 @@ GATHERED_ROWS, GATHERED_BYTES = 131_072, 64 * 1024 * 1024
 """Rows of a task that are prepared, and kept in one file, together."""
 
 PREFIX = "dedup-kept-"
-"""Folders of kept rows: then the host, the process, and something random."""
+"""Folders of kept rows: then the host, the process, when it started, and something random."""
 
 _PLACE = POSITION[:3]
 """A topic partition: source, topic, partition."""
@@ -239,7 +239,7 @@ class KeptBatch:
 def kept(tasks: Keeps, prepare: Prepare) -> Iterator[EvaluatedInTasks | None]:
     """The rows of the batch, kept by these tasks for the time of the block; None where they cannot be.
 
-    Crash: the folder of a process that dies is removed by the next one on this host that keeps rows.
+    Crash: the folder of a process that dies is removed by the next one on this host that keeps rows, if it can tell that it died.
     """
     folder = tasks.folder()
     if folder is not None:
@@ -406,6 +406,9 @@ def _repeated(values: Sequence[Any], counts: Ints, kind: pa.DataType) -> pa.Arra
 _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """The scheme of a URL."""
 
+_NAME = re.compile(rf"{PREFIX}(?P<host>.+)-(?P<pid>\d+)-(?P<started>[a-z2-7]*)-[0-9a-f]{{32}}")
+"""The name of a folder of kept rows."""
+
 _not_shared: set[str] = set()
 """Folders in which a task did not find what another one had written."""
 
@@ -437,9 +440,9 @@ def shared_folder(base: str | None) -> AbstractContextManager[str] | None:
 
 @contextmanager
 def _folder(root: str, mode: int) -> Iterator[str]:
-    """Removed with the block. Crash: it stays until the next call on this host."""
+    """Removed with the block. Crash: it stays until the next call on this host, or for ever where nobody can tell that its process died."""
     _sweep(root)
-    folder = os.path.join(root, f"{PREFIX}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex}")
+    folder = os.path.join(root, _name(holders.this_process()))
     os.mkdir(folder)
     os.chmod(folder, mode)  # whatever the umask: executors may run as another user
     try:
@@ -448,18 +451,28 @@ def _folder(root: str, mode: int) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _name(mine: holders.Process) -> str:
+    """A new name for a folder of this process, as `_holder` reads it."""
+    started = base64.b32encode(mine.started.encode()).decode().rstrip("=").lower()  # nothing that a file system forbids
+    return f"{PREFIX}{mine.host}-{mine.pid}-{started}-{uuid.uuid4().hex}"
+
+
+def _holder(name: str) -> holders.Process | None:
+    """The process that has made a folder of this name; None where it does not tell."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    coded = found["started"].upper()
+    try:
+        started = base64.b32decode(coded + "=" * (-len(coded) % 8)).decode()
+    except ValueError:  # the folder is somebody else's
+        return None
+    return holders.Process(found["host"], int(found["pid"]), started)
+
+
 def _sweep(root: str) -> None:
-    """Remove folders of processes of this host that are gone."""
+    """Remove folders of processes that are proven to be gone: those of another container may have the same host and number."""
     for name in os.listdir(root):
-        host, pid, _ = (*name.removeprefix(PREFIX).rsplit("-", 2), "", "")[:3]
-        if name.startswith(PREFIX) and host == socket.gethostname() and pid.isdigit() and not _lives(int(pid)):
+        holder = _holder(name)
+        if holder is not None and holders.is_alive(*holder) is False:
             shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint import holders
 from checkpoint.errors import StoreUnavailable
 from dedup.core.keys import KeySettings
 from dedup.decode import json as decode_json
@@ -221,12 +223,25 @@ def test_a_folder_that_cannot_be_made_is_given_up(tmp_path: Path, monkeypatch: p
     assert [keeping.shared_folder(str(tmp_path / "file/below")) for _ in range(2)] == [None, None]
 
 
-def test_only_folders_of_dead_processes_of_this_very_host_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of hosts may begin with one another, and end with a number."""
-    monkeypatch.setattr(keeping.socket, "gethostname", lambda: "worker")
-    names = ["worker-999999999-a1", f"worker-{os.getpid()}-a2", "worker-999999999-999999998-a3", "other-999999999-a4"]
-    for name in names:
-        (tmp_path / f"{keeping.PREFIX}{name}").mkdir()
-    with shared(str(tmp_path)):
-        left = {path.name.removeprefix(keeping.PREFIX) for path in tmp_path.iterdir()}
-    assert set(names) & left == set(names[1:])
+def test_only_folders_of_processes_that_are_proven_to_be_gone_are_removed(tmp_path: Path) -> None:
+    """Another container may have the same host name and number: its folder is in use, and that of a predecessor with my number is not."""
+    mine = holders.this_process()
+    world = mine.started.rpartition("/")[0]
+    dead = mine._replace(started=f"{world}/1")  # it had my number before me
+    gone = mine._replace(pid=999_999_999)
+    boot, _, _ = world.partition("/")
+    left = [mine, mine._replace(host=f"{mine.host}-7"), dead._replace(started=f"{boot}/pid:[1]/1"), mine._replace(started="")]
+    names = {process: keeping._name(process) for process in (dead, gone, *left)}
+    others = [f"{keeping.PREFIX}{mine.host}-999999999-{'a' * 32}", f"{keeping.PREFIX}else", f"{keeping.PREFIX}a-1-a-{'a' * 32}"]
+    for name in (*names.values(), *others):
+        (tmp_path / name).mkdir()
+    with shared(str(tmp_path)) as here:
+        assert {path.name for path in tmp_path.iterdir()} == {*(names[process] for process in left), *others, Path(here).name}
+
+
+def test_a_folder_tells_its_process() -> None:
+    """Its name fits every file system, and whoever sweeps reads the whole process from it, whatever the host is called."""
+    for process in (holders.this_process(), holders.Process("h" * 60 + "-12", 4_194_304, f"{'b' * 36}/pid:[4026531836]/9999999999")):
+        name = keeping._name(process)
+        assert keeping._holder(name) == process
+        assert len(name) <= 255 and re.fullmatch(r"[A-Za-z0-9.-]+", name)
