@@ -262,6 +262,8 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     if not done.dry_run:
         rows = [(name, len(done.unread) if name == "unread" else getattr(done, name)) for name in RESULTS]
         print_table(["result", "letters"], rows, title="done")
+    if done.dry_run and done.expired:
+        typer.echo(f"{done.expired} letters are older than Limits(reprocess_within=...), and are left.")
     if done.unread:
         print_table(UNREAD, [[one.letter[:12], *(getattr(one, name) for name in UNREAD[1:])] for one in done.unread], title=_UNREAD)
     if done.failed:

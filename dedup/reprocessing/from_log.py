@@ -195,31 +195,33 @@ class Bodies:
     whole: dict[str, WholeEvent] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)  # not in the log any more
     unread: dict[str, str] = field(default_factory=dict)  # could not be read, and why
+    away: str = ""  # what a broker said that does not answer
 
 
-def read_bodies(job: Job, letters: pa.Table) -> Bodies:
+def read_bodies(job: Job, letters: pa.Table, away: str = "") -> Bodies:
     """Read the events of these letters from the log again; their bodies are compared by length and SHA-256.
 
     An error of one letter is kept with it, and the next one is read. A broker that does not answer is not asked again.
 
     Args:
         letters: LETTERS that are masked, or keep only the beginning of their bodies.
+        away: what a broker has said that does not answer; then it is not asked.
 
     Raises:
         StoreError: whatever the store raises.
     """
-    bodies, head, away = Bodies(), job.store.head(job.name), ""
+    bodies, head = Bodies(away=away), job.store.head(job.name)
     for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
         try:
-            event = None if away else _event_of(job, letter, head)
+            event = None if bodies.away else _event_of(job, letter, head)
         except (StoreError, MemoryError):
             raise
         except Exception as error:  # noqa: BLE001  the reader is the user's function
             bodies.unread[letter["id"]] = _why_unread(error)
-            away = str(error) if isinstance(error, SourceUnavailable) else ""
+            bodies.away = str(error) if isinstance(error, SourceUnavailable) else ""
             continue
-        if away:
-            bodies.unread[letter["id"]] = away
+        if bodies.away:
+            bodies.unread[letter["id"]] = bodies.away
         elif event is None:
             bodies.gone.add(letter["id"])
         else:

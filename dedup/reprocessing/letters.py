@@ -70,7 +70,7 @@ LISTED = [
 ]  # fmt: skip
 
 Keep = Callable[[pa.Table], pa.Table]
-"""(letters) -> those of them that are meant."""
+"""(letters) -> those of them that are meant: they are due, or not too old."""
 
 GONE = "The log does not have the event any more. Leave it out, or record it as LOST with --skip-missing."
 """Why a letter is not run whose event the log has lost."""
@@ -95,7 +95,8 @@ def reprocess(
     again.
 
     A letter that passes is REPROCESSED, and the letters that waited behind it are run, too, oldest first. One that fails again stays as it
-    is, with one more attempt. How many are run at most is `options.limit`; that of the selection is not looked at.
+    is, with one more attempt. How many are run at most is `options.limit`; that of the selection is not looked at. Letters that are older
+    than the consumer's `reprocess_within` are counted as expired and left.
 
     Args:
         spark: the session, for handlers that take DataFrames; without it they get pyarrow tables.
@@ -132,10 +133,12 @@ def reprocess(
         refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))
     head = consumer.known_head()
     report = Reprocessed(dry_run=dry_run)
+    young = _young_ones(consumer.reprocess_within, report)
     if from_log:
         filled = fill(chosen, consumer, dry_run=dry_run, options=how)
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
+    keep = young if keep is None else _both(keep, young)
     report.by_kind, report.unread = count(store, chosen, how, keep, partial(unreadable, consumer) if dry_run else None)
     report.selected = sum(report.by_kind.values())
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
@@ -143,7 +146,7 @@ def reprocess(
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
     job = consumer.job() if report.selected else None  # a dry run refuses a consumer without a handler, too
     if job is not None and not dry_run:
-        _Reprocess(job, spark, how, report).run(chosen, keep)
+        _Reprocess(job, spark, how, report, young).run(chosen, keep)
         refuse_unread(report)
     return report
 
@@ -159,6 +162,26 @@ def _due_ones(consumer: Consumer, chosen: Selection, *, from_log: bool) -> Keep:
     if from_log or chosen.kind not in (None, Kind.HANDLER_ERROR):
         raise ConfigError(f"Only open letters of the kind {Kind.HANDLER_ERROR} are ever due. Leave out what selects others.")
     return lambda page: page.filter(due_now(page, later, now))
+
+
+def _young_ones(within: dt.timedelta | None, report: Reprocessed) -> Keep:
+    """Which letters of a page the consumer still runs, as of now. The others are expired: the report counts each of them once."""
+    old: set[str] = set()
+
+    def young(page: pa.Table) -> pa.Table:
+        if within is None:
+            return page
+        is_young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - within)
+        old.update(page.filter(pc.invert(is_young))["id"].to_pylist())
+        report.expired = len(old)
+        return page.filter(is_young)
+
+    return young
+
+
+def _both(first: Keep, second: Keep) -> Keep:
+    """What both keep; the second sees only what the first has kept."""
+    return lambda page: second(first(page))
 
 
 def due_now(letters: pa.Table, later: Sequence[given.Duration], now: dt.datetime) -> pa.ChunkedArray:
@@ -189,17 +212,17 @@ class _Transacted(NamedTuple):
 class _Reprocess:
     """One call."""
 
-    def __init__(self, job: Job, spark: Any | None, options: ReprocessOptions, report: Reprocessed) -> None:
-        self.job, self.spark, self.options, self.report = job, spark, options, report
-        self.size, self.in_a_row = FIRST_PAGE, 0
+    def __init__(self, job: Job, spark: Any | None, options: ReprocessOptions, report: Reprocessed, young: Keep) -> None:
+        self.job, self.spark, self.options, self.report, self.young = job, spark, options, report, young
+        self.size, self.in_a_row, self.away = FIRST_PAGE, 0, ""  # why the broker is not asked again
         self.done: set[str] = set()
         self.passed: set[str] = set()
         self.started = time.monotonic()
 
-    def run(self, selection: Selection, keep: Keep | None) -> None:
+    def run(self, selection: Selection, keep: Keep) -> None:
         """Page by page."""
-        for page in pages(self.job.store, selection, self.options.limit, lambda: min(self.size, self.options.at_once), keep):
-            self._run_with_followers(page)
+        for page in pages(self.job.store, selection, self._room, lambda: min(self.size, self.options.at_once), keep):
+            self._run_with_followers(self._not_done(page))  # some were run as followers since they were listed
 
     def _run_with_followers(self, page: pa.Table) -> None:
         released: set[bytes] | None = None  # sequences of which a letter passed, and whose next ones were not tried yet
@@ -219,8 +242,8 @@ class _Reprocess:
         return {s for letter, s in pairs if s is not None and (letter in self.passed) == passed}
 
     def _room(self) -> int:
-        """Letters that may still be run."""
-        return LARGEST_PAGE if self.options.limit is None else max(0, self.options.limit - self.report.tried)
+        """Letters that may still be run. Those that cannot be read take no room: else they would keep all behind them from running."""
+        return room(self.options.limit, self.report.tried - len(self.report.unread))
 
     def _pause(self) -> None:
         """So long that no more letters than the rate says were run since the beginning."""
@@ -231,13 +254,10 @@ class _Reprocess:
         """Letters of these sequences that nothing blocks any more and that were not tried yet."""
         asked = Selection(self.job.name, sequences=sequences, statuses=RUNNABLE, limit=LARGEST_PAGE)
         found = self.job.store.letters(asked, LISTED)
-        return self._not_done(found)
+        return self.young(self._not_done(found))
 
     def _run(self, page: pa.Table) -> None:
-        if self.job.reprocess_within is not None:
-            young = pc.greater_equal(page["first_failed_at"], dt.datetime.now(dt.UTC) - self.job.reprocess_within)
-            self.report.expired += page.num_rows - page.filter(young).num_rows
-            page = page.filter(young)
+        page = self.young(page)  # a rate may have kept it waiting
         if not page.num_rows:
             return
         bodies, lost = self._whole_bodies(page)
@@ -272,7 +292,8 @@ class _Reprocess:
         if not large.num_rows:
             return {}, set()
         letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
-        bodies = read_bodies(self.job, letters)
+        bodies = read_bodies(self.job, letters, self.away)
+        self.away = bodies.away
         missing = {} if self.options.skip_missing else dict.fromkeys(bodies.gone, GONE)
         self._note_unread(letters, {**bodies.unread, **missing})
         return bodies.whole, bodies.gone - missing.keys()
@@ -363,39 +384,42 @@ class _Reprocess:
             )
 
 
-def pages(store: Store, selection: Selection, limit: int | None, size: Callable[[], int], keep: Keep | None = None) -> Iterator[pa.Table]:
+def room(limit: int | None, used: int) -> int:
+    """How many letters may still be run, at most those of a page."""
+    return LARGEST_PAGE if limit is None else max(0, limit - used)
+
+
+def pages(store: Store, selection: Selection, left: Callable[[], int], size: Callable[[], int], keep: Keep) -> Iterator[pa.Table]:
     """The letters that can be run, in position order, a page at a time.
 
     Args:
-        keep: leaves some out of a page; those are not counted.
+        left: how many are still wanted; asked before each page.
+        keep: leaves some out of a page.
     """
-    after, left = selection.after, limit
-    while left is None or left > 0:
-        many = LARGEST_PAGE if keep is not None else size() if left is None else min(size(), left)
-        page = store.letters(replace(selection, statuses=RUNNABLE, limit=many, after=after), LISTED)
+    after = selection.after
+    while left() > 0:
+        page = store.letters(replace(selection, statuses=RUNNABLE, limit=LARGEST_PAGE, after=after), LISTED)
         if not page.num_rows:
             return
-        after = page["id"][-1].as_py()
-        chosen = (page if keep is None else keep(page)).slice(0, left)
-        while chosen.num_rows:
-            part = chosen.slice(0, size())
+        after, chosen = page["id"][-1].as_py(), keep(page)
+        while (part := chosen.slice(0, min(size(), left()))).num_rows:
             yield part
-            chosen, left = chosen.slice(part.num_rows), None if left is None else left - part.num_rows
+            chosen = chosen.slice(part.num_rows)
 
 
 def count(
     store: Store,
     chosen: Selection,
     options: ReprocessOptions,
-    keep: Keep | None = None,
+    keep: Keep,
     look: Callable[[pa.Table], list[Unread]] | None = None,
 ) -> tuple[dict[str, int], list[Unread]]:
-    """How many letters can be run, by kind; and what `look` finds in each page of them."""
+    """How many letters can be run, by kind; and what `look` finds in each page of them, which does not count for the limit."""
     kinds: Counter[str] = Counter()
     found: list[Unread] = []
-    for page in pages(store, chosen, options.limit, lambda: LARGEST_PAGE, keep):
+    for page in pages(store, chosen, lambda: room(options.limit, kinds.total() - len(found)), lambda: LARGEST_PAGE, keep):
         kinds.update(page["kind"].to_pylist())
-        found += look(page) if look else []
+        found.extend(look(page) if look else ())
     return dict(sorted(kinds.items())), found
 
 
@@ -428,7 +452,7 @@ def refuse_unread(report: Reprocessed) -> None:
     if not report.unread:
         return
     error = LettersUnread(
-        f"{len(report.unread)} of {report.selected} letters were not run, because their whole events could not be read. "
+        f"{len(report.unread)} of {max(report.selected, report.tried)} letters were not run, because their whole events could not be read. "
         f"{report.reprocessed} were reprocessed. {told(report.unread)}"
     )
     error.report = report

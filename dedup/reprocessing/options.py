@@ -42,7 +42,7 @@ class Reprocessed:
     failed: int = 0  # again; the same letters with one more attempt
     waiting: int = 0  # behind another letter of their sequence
     left: int = 0  # somebody else has them, or they changed meanwhile
-    expired: int = 0  # older than the consumer's reprocess_within
+    expired: int = 0  # left, and not selected: older than the consumer's reprocess_within
     lost: int = 0  # neither kept whole nor in the log any more
     unread: list[Unread] = field(default_factory=list)  # not run: the log, which alone has their whole bodies, could not be read
     processed: int = 0  # positions of the selected range that need `replay`
@@ -52,8 +52,8 @@ class Reprocessed:
 
     @property
     def tried(self) -> int:
-        """Letters that were dealt with."""
-        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.expired + self.lost + len(self.unread)
+        """Selected letters that were dealt with."""
+        return self.reprocessed + self.duplicates + self.failed + self.waiting + self.left + self.lost + len(self.unread)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ReprocessOptions:
     by: str = field(default_factory=getpass.getuser)
     reason: str | None = None
     limit: int | None = None
-    """The largest number of letters, with those that waited for others."""
+    """The largest number of letters, with those that waited for others; expired ones and those that cannot be read do not count."""
     rate: float | None = None
     """The largest number of letters a second."""
     stop_after: int = 20

@@ -21,9 +21,11 @@ from rich.cells import cell_len
 
 from dedup import Selection
 from dedup.cli import show
+from dedup.cli.reprocess import _print_reprocessed
 from dedup.core.messages import Chosen, State
 from dedup.demo import main
 from dedup.demo.audit import Audit
+from dedup.reprocessing.options import Reprocessed
 from fixtures.variants import of_which
 from kit.orders import batch, event
 from kit.outgoing import Receiver, dispatcher, publisher
@@ -168,6 +170,12 @@ def test_values_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) 
     """What somebody else has written into a value is shown, and breaks neither line nor terminal; wide characters keep columns straight."""
     show.print_table(["id", "text"], [[1, "a\x1b[31mb\nc"], [22, "日本"]])
     assert capsys.readouterr().out.splitlines() == ["id  text", "──  ─────────────", " 1  a\\x1b[31mb\\nc", "22  日本"]
+
+
+def test_a_look_at_letters_tells_of_those_that_are_too_old(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are none of the selected ones: without a word nobody would know why."""
+    _print_reprocessed(Reprocessed(expired=2, dry_run=True), from_log=False)
+    assert "2 letters are older than Limits(reprocess_within=...), and are left." in capsys.readouterr().out
 
 
 def test_the_demo_breaks_no_line_in_a_pipe() -> None:

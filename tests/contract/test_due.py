@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup import Consumer, Retry, Selection
+from dedup import Consumer, ReprocessOptions, Retry, Selection
 from dedup.pipeline import attempts
 from dedup.reprocessing import letters as reprocessing
 from dedup.reprocessing.letters import due_now, reprocess
@@ -49,9 +49,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[dt.timedelta]:
     return ahead
 
 
-def job(place: Place, later: Any = LATER) -> tuple[Consumer, set[str]]:
+def job(place: Place, later: Any = LATER, **settings: Any) -> tuple[Consumer, set[str]]:
     """A consumer whose handler raises for some ids."""
-    bad = {"b", "c"}
+    bad = {"b", "c", "d"}
 
     def handle(rows: Any, tx: Any) -> None:
         flat = [row["data"] for row in rows.to_pylist()]
@@ -59,7 +59,7 @@ def job(place: Place, later: Any = LATER) -> tuple[Consumer, set[str]]:
             raise ValueError(f"no {sorted(failing)}")
         tx.write(pa.Table.from_pylist(flat, schema=pa.schema([("id", pa.string()), ("amount", pa.int64())])), "orders")
 
-    run = consumer(place.store(), budget=None, retry=Retry(later=later), sequence_key="partition")
+    run = consumer(place.store(), budget=None, retry=Retry(later=later), sequence_key="partition", **settings)
     run._handler = handle
     return run, bad
 
@@ -94,6 +94,21 @@ def test_letters_behind_one_that_is_due_are_run_in_order(place: Place, clock: li
     clock[0] = dt.timedelta(minutes=2)
     bad.clear()
     assert reprocess(Selection(), run, due=True).reprocessed == 3
+    assert_proven(place.store())
+
+
+def test_letters_that_are_too_old_keep_no_others_from_running(place: Place, clock: list[dt.timedelta]) -> None:
+    """They stay due for ever and stand first: they are no part of what a limit allows, nor of what is selected, and counted once."""
+    run, bad = job(place, reprocess_within=dt.timedelta(days=1))
+    run(batch(event(0, "b"), event(1, "c", partition=1)), 0)
+    clock[0] = dt.timedelta(days=2)
+    run(batch(event(2, "d", partition=2)), 1)
+    clock[0] += dt.timedelta(seconds=61)
+    bad.clear()
+    for dry_run, reprocessed in ((True, 0), (False, 1)):
+        done = reprocess(Selection(), run, due=True, dry_run=dry_run, options=ReprocessOptions(limit=2))
+        assert (done.selected, done.expired, done.reprocessed, done.tried) == (1, 2, reprocessed, reprocessed)
+    assert [letter["status"] for letter in letters(place.store())] == ["OPEN", "OPEN", "REPROCESSED"]
     assert_proven(place.store())
 
 

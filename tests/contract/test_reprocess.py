@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from checkpoint.errors import LettersUnread, SourceUnavailable
 from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, reprocess
 from dedup.core.store import Store
 from kit.orders import assert_proven, consumer, letters
@@ -146,4 +147,24 @@ def test_only_what_became_lost_is_reported_as_lost(place: Place) -> None:
     assert (done.lost, done.waiting, statuses(place.store())) == (0, 1, ["OPEN", "BLOCKED"])
     done = reprocess(Selection(), strict.run, options=skip)
     assert (done.lost, done.reprocessed, statuses(place.store())) == (1, 1, ["REPROCESSED", "LOST"])
+    assert_proven(place.store())
+
+
+def test_letters_that_cannot_be_read_keep_no_others_from_running(place: Place) -> None:
+    """They stand first, more of them than a limit allows: those behind them are run, and a broker that is away is asked once."""
+    columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
+    strict, asked = Strict(place.store(), positions=columns, max_body=10), list[Any]()
+
+    def away(*position: Any) -> pa.Table:
+        asked.append(position)
+        raise SourceUnavailable("the broker does not answer")
+
+    strict.run.register_log_reader(away)
+    strict.run(rows(0, raw=[b"x" * 20] * 12 + [b"x"] * 3), 0)
+    strict.rejects = False
+    with pytest.raises(LettersUnread, match="12 of 14 letters") as error:
+        reprocess(Selection(), strict.run, options=ReprocessOptions(limit=2))
+    report = error.value.report
+    assert (report.reprocessed, len(report.unread), len(asked)) == (2, 12, 1)
+    assert statuses(place.store()) == ["OPEN"] * 12 + ["REPROCESSED"] * 2 + ["OPEN"]
     assert_proven(place.store())
