@@ -38,7 +38,7 @@ from dedup.pipeline.report import Report
 from dedup.reprocessing.options import ReprocessOptions
 
 WINDOW = 10_000
-"""Positions that are read, and decided, at once."""
+"""Positions that are read at once. Those of them that were asked for are decided at once."""
 
 log = logging.getLogger("dedup")
 
@@ -63,7 +63,7 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
         ConfigError: no topic is selected, or what is no position; a limit or rate; nothing is registered with
             `consumer.register_log_reader`.
         IncarnationChanged: the log holds another event than was decided right beside absent positions: the topic was created again.
-        PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. What came before them is done.
+        PositionsMissing: the log does not have some of them any more; without `options.skip_missing`. The windows before theirs are done.
 
     Crash: each window of positions is decided or not; a second call goes on with what is absent then.
     """
@@ -83,8 +83,8 @@ def fill(selection: Selection, consumer: Consumer, *, dry_run: bool = False, opt
 
 
 def _fill_partition(job: Job, cover: Coverage, options: ReprocessOptions, run: str, filled: Filled) -> None:
-    for number, span in enumerate(windows(cover.absent)):
-        missing = with_replanning(partial(_fill_window, job, cover.partition, span, Run(run, 0, number), options, filled))
+    for number, asked in enumerate(windows(cover.absent)):
+        missing = with_replanning(partial(_fill_window, job, cover.partition, asked, Run(run, 0, number), options, filled))
         if missing:
             reason = f"LOST {cover.partition} {missing}: not in the log any more" + (f"; {options.reason}" if options.reason else "")
             job.store.amend(job.name, lambda head: head, by=options.by, reason=reason)
@@ -92,7 +92,7 @@ def _fill_partition(job: Job, cover: Coverage, options: ReprocessOptions, run: s
         options.on_progress(filled.ran.delivered, filled.absent)
 
 
-def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
+def _fill_window(job: Job, partition: Partition, asked: Ranges, run: Run, options: ReprocessOptions, filled: Filled) -> Ranges:
     """Decide these positions in one transaction; returns those that the log has lost.
 
     The positions right beside them are read with them where they were decided: they tell a topic that was created again.
@@ -101,9 +101,9 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
     with (
         company.taken(job.name),
         job.store.begin_letters(job.name, positions=True) as transaction,
-        read_again(job, partition, _with_neighbours(span, partition, transaction), transaction.head) as (rows, index),
+        read_again(job, partition, _with_neighbours(asked, partition, transaction), transaction.head) as (rows, index),
     ):
-        missing = lost(job, partition, Ranges.of([span]) - Ranges.of_numbers(index.numbers))
+        missing = lost(job, partition, asked - Ranges.of_numbers(index.numbers))
         if missing and not options.skip_missing:
             raise PositionsMissing(
                 f"{partition} {missing} are not in the log. Run the others with --skip-missing, which records these as LOST."
@@ -111,16 +111,16 @@ def _fill_window(job: Job, partition: Partition, span: Range, run: Run, options:
         if len(index):
             chunk = commit.Chunk(rows, index, run, transaction.head, stream=False)
             state, parked = commit.decide_chunk(chunk, job.store, transaction, job.policy.unwatched())
-            filled.ran += Report.of(state[(index.numbers >= span.first) & (index.numbers <= span.last)])
+            filled.ran += Report.of(state[asked.contains(index.numbers)])
     tell_parked(job.policy.on_failure.on_parked, parked)
     return missing
 
 
-def _with_neighbours(span: Range, partition: Partition, transaction: Transaction) -> Range:
-    """With the positions before and behind it that were decided: as redeliveries they are compared with what was decided, and dropped."""
-    seen = transaction.seen({partition: (span.first - 1, span.last + 1)}).get(partition, Ranges())
-    before, behind = seen.contains(np.array([span.first - 1, span.last + 1])).tolist()
-    return Range(span.first - before, span.last + behind)
+def _with_neighbours(asked: Ranges, partition: Partition, transaction: Transaction) -> Ranges:
+    """With the positions before and behind each range that were decided: as redeliveries they are compared with that, and dropped."""
+    wide = Ranges.of_columns(asked.firsts - 1, asked.lasts + 1)
+    seen = transaction.seen({partition: span_of(wide)}).get(partition, Ranges())
+    return asked | (wide & seen)
 
 
 def no_reader(consumer: str) -> str:
@@ -144,14 +144,17 @@ def read(job: Job, partition: Partition, span: Range) -> Any:
 
 
 @contextmanager
-def read_again(job: Job, partition: Partition, span: Range, head: Head) -> Iterator[tuple[EvaluatedBatch, Index]]:
-    """The events of these positions that the log still has, prepared like a batch of the stream, and their index."""
-    with open_batch(read(job, partition, span), job.scratch, collect=job.collect).evaluate(job.prepare(head)) as rows:
+def read_again(job: Job, partition: Partition, asked: Ranges, head: Head) -> Iterator[tuple[EvaluatedBatch, Index]]:
+    """The events of these positions that the log still has, prepared like a batch of the stream, and their index.
+
+    What lies between them is read with them, and is not in the index.
+    """
+    with open_batch(read(job, partition, span_of(asked)), job.scratch, collect=job.collect).evaluate(job.prepare(head)) as rows:
         guards.refuse_others(head, job.topic_ids([partition]))
         check_positions(rows.index)
         index = Index.of(rows.index, rows.payload_hashes)
         place = index.partitions.index(partition) if partition in index.partitions else -1
-        inside = (index.place == place) & (index.numbers >= span.first) & (index.numbers <= span.last)
+        inside = (index.place == place) & asked.contains(index.numbers)
         yield rows, index.only(np.flatnonzero(inside))
 
 
@@ -168,11 +171,30 @@ def lost(job: Job, partition: Partition, missing: Ranges) -> Ranges:
     return missing & Ranges.of([(missing.items[0].first, border - 1)]) if border > missing.items[0].first else Ranges()
 
 
-def windows(ranges: Ranges) -> Iterator[Range]:
-    """The ranges in pieces that fit into memory."""
+def windows(ranges: Ranges) -> Iterator[Ranges]:
+    """The ranges in pieces that fit into memory: at most WINDOW positions lie from the first one of a piece to its last one.
+
+    Each duplicate, each letter and each transaction of Kafka cuts a range in two: a read and a transaction for each would be far too many.
+    """
+    window: list[Range] = []
+    for span in _cut(ranges):
+        if window and span.last - window[0].first >= WINDOW:
+            yield Ranges.of(window)
+            window = []
+        window.append(span)
+    if window:
+        yield Ranges.of(window)
+
+
+def _cut(ranges: Ranges) -> Iterator[Range]:
     for span in ranges.items:
         for first in range(span.first, span.last + 1, WINDOW):
             yield Range(first, min(first + WINDOW - 1, span.last))
+
+
+def span_of(ranges: Ranges) -> Range:
+    """From the first position to the last one; `ranges` is not empty."""
+    return Range(int(ranges.firsts[0]), int(ranges.lasts[-1]))
 
 
 NOWHERE = "It keeps no more than a part of its event, and has no position at which the log could be read."
@@ -238,7 +260,7 @@ def _event_of(job: Job, letter: Mapping[str, Any], head: Head) -> WholeEvent | N
     if letter["partition"] == KEY_ONLY.partition:
         raise PositionsMissing(NOWHERE)
     partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
-    with read_again(job, partition, Range(number, number), head) as (rows, index):
+    with read_again(job, partition, Ranges.of_numbers([number]), head) as (rows, index):
         mine = index.order[index.parts == letter["part"]]
         content = rows.content(mine[:1]) if len(mine) else None
     if content is None:

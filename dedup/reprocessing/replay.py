@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, PositionsMissing, ReprocessStopped
 from checkpoint.head import Run
-from checkpoint.position import Partition, Range, Ranges
+from checkpoint.position import Partition, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.outage import with_replanning
 from deadletter.plans import history
@@ -38,7 +38,7 @@ from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.pipeline.tx import Tx
-from dedup.reprocessing.from_log import Coverage, coverage, partitions_of, read_again, require_reader, windows
+from dedup.reprocessing.from_log import Coverage, coverage, partitions_of, read_again, require_reader, span_of, windows
 from dedup.reprocessing.options import ReprocessOptions
 
 REFUSED = ("tx.write", "tx.publish", "tx.connection", "tx.merge(newer_by=)")
@@ -107,8 +107,8 @@ def replay(
     if dry_run:
         return done
     for cover in covers:
-        for span in windows(cover.processed):
-            with_replanning(partial(_replay, _Page(job, cover.partition, span, selection, how, accept_double, accept_other_keys), done))
+        for asked in windows(cover.processed):
+            with_replanning(partial(_replay, _Page(job, cover.partition, asked, selection, how, accept_double, accept_other_keys), done))
             how.on_progress(done.replayed, done.processed)
     return done
 
@@ -127,7 +127,7 @@ def _refuse_forgotten(covers: Iterable[Coverage]) -> None:
 class _Page:
     job: Job
     partition: Partition
-    span: Range
+    asked: Ranges
     selection: Selection
     options: ReprocessOptions
     accept_double: bool
@@ -159,9 +159,10 @@ def _replay(page: _Page, done: Replayed) -> None:
 @contextmanager
 def _events(page: _Page, transaction: Transaction) -> Iterator[tuple[EvaluatedBatch, Index, Ranges]]:
     """The events of the page that are still processed ones now, and which of them the log does not have."""
-    window = replace(page.selection, first=page.span.first, last=page.span.last)
-    now = coverage(page.job.store, transaction.head, page.partition, window).processed
-    with read_again(page.job, page.partition, page.span, transaction.head) as (rows, index):
+    first, last = span_of(page.asked)
+    window = replace(page.selection, first=first, last=last)
+    now = page.asked & coverage(page.job.store, transaction.head, page.partition, window).processed
+    with read_again(page.job, page.partition, page.asked, transaction.head) as (rows, index):
         there = index.only(np.flatnonzero(now.contains(index.numbers)))
         if not page.accept_other_keys:
             _refuse_other_events(page, commit.Chunk(rows, there, Run("replay", 0), transaction.head), now, transaction)
@@ -281,7 +282,7 @@ class _NoAppends(_Anew):
 
 def _note(page: _Page, events: int, reserved: int) -> Change:
     """Who repeated what, and when."""
-    options, span = page.options, page.span
+    options, span = page.options, span_of(page.asked)
     entry = {
         "letter_id": f"replay {page.partition} {span.first}-{span.last}",
         "at": dt.datetime.now(dt.UTC),

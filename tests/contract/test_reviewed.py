@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.changes import reset
-from checkpoint.errors import HandlerError, IncarnationChanged
+from checkpoint.errors import HandlerError, IncarnationChanged, PositionsMissing
+from checkpoint.position import Ranges
 from deadletter.selection import Selection
-from dedup import DeadLetters
+from dedup import DeadLetters, ReprocessOptions
 from dedup.reprocessing import replay as replaying
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.replay import replay
@@ -59,6 +60,51 @@ def test_a_replay_refuses_other_events_than_were_processed(place: Place, other: 
         run(batch(event(0, "a"), other), 0)
     assert ids(place.read()) == ["a", "b"]
     assert run(batch(event(2, "x"), event(3, "c")), 1).processed == 2  # no key of the refused event was reserved
+    assert_proven(place.store())
+
+
+def read_from(*events: dict[str, Any]) -> tuple[Any, list[tuple[int, int]]]:
+    """A log that has these events, and which spans of it were read."""
+    spans = list[tuple[int, int]]()
+
+    def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        spans.append((first, last))
+        return batch(*(one for one in events if first <= one["sequence_number"] <= last))
+
+    return read, spans
+
+
+def test_a_replay_reads_over_what_it_leaves_out(place: Place) -> None:
+    """Each third event is a duplicate: all are read at once, the others alone are repeated; only lost ones of those are missing."""
+    events = [event(n, f"k{n if n % 3 else 0}") for n in range(12)]
+    run = fixed(place.store())
+    run(batch(*events), 0)
+    read, spans = read_from(*(one for one in events if one["sequence_number"] not in (3, 4)))
+    run.register_log_reader(read)
+    asked = Selection(topic="orders", first=0, last=11)
+    with pytest.raises(PositionsMissing, match=r"orders/0 \[4\] were"):
+        replay(asked, run, accept_double=True)
+    done = replay(asked, run, accept_double=True, options=ReprocessOptions(skip_missing=True))
+    assert (done.replayed, done.missing, spans) == (8, Ranges.of([(4, 4)]), [(0, 11)] * 2)
+    assert sorted(ids(place.read())) == sorted([f"k{n}" for n in (0, 1, 2, 5, 7, 8, 10, 11)] * 2 + ["k4"])
+    assert_proven(place.store())
+
+
+def test_absent_positions_that_are_near_each_other_are_read_at_once(place: Place) -> None:
+    """Holes in what was delivered are decided in one transaction: what lies between them is left as it is, and compared beside them."""
+    run = fixed(place.store())
+    run(batch(*(event(n, f"k{n}") for n in range(12) if n % 4)), 0)
+    asked, skip = Selection(topic="orders", first=0, last=11), ReprocessOptions(skip_missing=True)
+    log = [event(n, f"k{n}") for n in range(12) if n != 8]
+    read, spans = read_from(*(event(5, "other") if one["sequence_number"] == 5 else one for one in log))
+    run.register_log_reader(read)
+    with pytest.raises(IncarnationChanged, match=r"orders/0 5"):
+        reprocess(asked, run, from_log=True, options=skip)
+    read, spans = read_from(*log)
+    run.register_log_reader(read)
+    done = reprocess(asked, run, from_log=True, options=skip)
+    assert (done.absent, done.filled.delivered, done.filled.processed, done.lost, spans) == (3, 2, 2, 1, [(0, 9)])
+    assert sorted(ids(place.read())) == sorted(f"k{n}" for n in range(12) if n != 8)
     assert_proven(place.store())
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from checkpoint import Partition, Range, Ranges
 from checkpoint.position import overlapping
+from dedup.reprocessing import from_log
 
 BIG = 2**63 - 1
 
@@ -139,3 +140,16 @@ def test_partitions_sort_by_source_topic_number() -> None:
 def test_a_difference_is_that_of_the_sets(left: set[int], right: set[int]) -> None:
     """What is taken away is exactly what the other holds, however the ranges lie, and the answer is in the one form there is."""
     assert Ranges.of_numbers(list(left)) - Ranges.of_numbers(list(right)) == Ranges.of_numbers(sorted(left - right))
+
+
+@given(pairs)
+def test_windows_hold_all_ranges_and_join_neighbours(some: list[tuple[int, int]]) -> None:
+    """No number is left out or there twice, no window spans more than fits into memory, and what fits together is read at once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(from_log, "WINDOW", 10)
+        windows = list(from_log.windows(Ranges.of(some)))
+    assert sorted(n for window in windows for n in as_set(window)) == sorted(as_set(Ranges.of(some)))
+    spans = [from_log.span_of(window) for window in windows]
+    assert all(span.last - span.first < 10 for span in spans)
+    firsts = [window.items[0] for window in windows[1:]]
+    assert all(min(first.last, first.first + 9) - span.first >= 10 for span, first in zip(spans, firsts, strict=False))
