@@ -223,48 +223,75 @@ class Bodies:
 def read_bodies(job: Job, letters: pa.Table, away: str = "") -> Bodies:
     """Read the events of these letters from the log again; their bodies are compared by length and SHA-256.
 
-    An error of one letter is kept with it, and the next one is read. A broker that does not answer is not asked again.
+    Letters of positions next to each other are read at once. An error of one letter is kept with it, and the next one is read. A broker
+    that does not answer is not asked again.
 
     Args:
-        letters: LETTERS that are masked, or keep only the beginning of their bodies.
+        letters: LETTERS that are masked, or keep only the beginning of their bodies; of one life of one topic.
         away: what a broker has said that does not answer; then it is not asked.
 
     Raises:
         StoreError: whatever the store raises.
     """
     bodies, head = Bodies(away=away), job.store.head(job.name)
-    for letter in letters.drop_columns(["body", "properties", "extras"]).to_pylist():
-        try:
-            event = None if bodies.away else _event_of(job, letter, head)
-        except (StoreError, MemoryError):
-            raise
-        except Exception as error:  # noqa: BLE001  the reader is the user's function
-            bodies.unread[letter["id"]] = _why_unread(error)
-            bodies.away = str(error) if isinstance(error, SourceUnavailable) else ""
-            continue
-        if bodies.away:
-            bodies.unread[letter["id"]] = bodies.away
-        elif event is None:
-            bodies.gone.add(letter["id"])
-        else:
-            bodies.whole[letter["id"]] = event
+    for some in _side_by_side(letters.drop_columns(["body", "properties", "extras"]).to_pylist()):
+        _read_bodies(job, some, head, bodies)
     return bodies
+
+
+def _side_by_side(letters: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """These letters, in position order, in runs between whose positions there is no other: nothing else has to be read with them."""
+    some: list[Mapping[str, Any]] = []
+    for letter in letters:
+        last = some[-1] if some else letter
+        near = letter["partition"] == last["partition"] and 0 <= letter["sequence_number"] - last["sequence_number"] <= 1
+        if some and not near:
+            yield some
+            some = []
+        some.append(letter)
+    if some:
+        yield some
+
+
+def _read_bodies(job: Job, some: Sequence[Mapping[str, Any]], head: Head, bodies: Bodies) -> None:
+    """Read the events of these letters at once; where that fails each by itself, so that an error is of the letter that has it."""
+    found: dict[str, WholeEvent | None] = {}
+    try:
+        found = {} if bodies.away else _events_of(job, some, head)
+    except (StoreError, MemoryError):
+        raise
+    except SourceUnavailable as error:
+        bodies.away = str(error)
+    except Exception as error:  # noqa: BLE001  the reader is the user's function
+        if len(some) == 1:
+            bodies.unread[some[0]["id"]] = _why_unread(error)
+        else:
+            for one in some:
+                _read_bodies(job, [one], head, bodies)
+        return
+    bodies.unread |= {letter["id"]: bodies.away for letter in some if bodies.away}
+    bodies.gone |= {letter for letter, event in found.items() if event is None}
+    bodies.whole |= {letter: event for letter, event in found.items() if event is not None}
 
 
 def _why_unread(error: Exception) -> str:
     return str(error) if isinstance(error, DedupError) else f"the log reader raised {type(error).__name__}: {error}"
 
 
-def _event_of(job: Job, letter: Mapping[str, Any], head: Head) -> WholeEvent | None:
-    """The whole event; None where the log does not have it any more."""
-    if letter["partition"] == KEY_ONLY.partition:
+def _events_of(job: Job, some: Sequence[Mapping[str, Any]], head: Head) -> dict[str, WholeEvent | None]:
+    """Letter -> the whole event; None where the log does not have it any more."""
+    if some[0]["partition"] == KEY_ONLY.partition:
         raise PositionsMissing(NOWHERE)
-    partition, number = Partition(letter["source"], letter["topic"], letter["partition"]), letter["sequence_number"]
-    with read_again(job, partition, Ranges.of_numbers([number]), head) as (rows, index):
-        mine = index.order[index.parts == letter["part"]]
-        content = rows.content(mine[:1]) if len(mine) else None
-    if content is None:
+    partition = Partition(some[0]["source"], some[0]["topic"], some[0]["partition"])
+    with read_again(job, partition, Ranges.of_numbers([letter["sequence_number"] for letter in some]), head) as (rows, index):
+        return {letter["id"]: _event_of(job, letter, head, rows, index) for letter in some}
+
+
+def _event_of(job: Job, letter: Mapping[str, Any], head: Head, rows: EvaluatedBatch, index: Index) -> WholeEvent | None:
+    mine = index.order[(index.numbers == letter["sequence_number"]) & (index.parts == letter["part"])]
+    if not len(mine):
         return None
+    content = rows.content(mine[:1])
     body, others = content["body"][0].as_py(), others_of(job.policy.undecoded(content)).combine_chunks()
     if _is_of(letter, body):
         columns = dict(zip(others.column_names, others.columns, strict=True))

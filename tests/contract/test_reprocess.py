@@ -168,3 +168,26 @@ def test_letters_that_cannot_be_read_keep_no_others_from_running(place: Place) -
     assert (report.reprocessed, len(report.unread), len(asked)) == (2, 12, 1)
     assert statuses(place.store()) == ["OPEN"] * 12 + ["REPROCESSED"] * 2 + ["OPEN"]
     assert_proven(place.store())
+
+
+def test_letters_side_by_side_are_read_from_the_log_at_once(place: Place) -> None:
+    """One read for a run of positions, and for no others; where one of them is another event, that one alone is not run."""
+    columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
+    strict, spans = Strict(place.store(), positions=columns, max_body=10), list[tuple[int, int]]()
+    events = rows(0, raw=[str(n).encode() * (1 if n == 4 else 20) for n in range(6)])
+    log = [events.set_column(4, "raw", [[b"other" if n == 1 else raw for n, raw in enumerate(events["raw"].to_pylist())]]), events]
+
+    def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        spans.append((first, last))
+        return log[0].slice(first, last - first + 1)
+
+    strict.run.register_log_reader(read)
+    strict.run(events, 0)
+    strict.rejects = False
+    with pytest.raises(LettersUnread, match=r"another event at .* 1 than") as error:
+        reprocess(Selection(), strict.run)
+    assert (error.value.report.reprocessed, spans[0], spans[-1], len(spans)) == (5, (0, 3), (5, 5), 6)
+    log.pop(0)
+    assert reprocess(Selection(), strict.run).reprocessed == 1
+    assert sorted(value for _, value in strict.values("body")) == sorted(events["raw"].to_pylist())
+    assert_proven(place.store())
