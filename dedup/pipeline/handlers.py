@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -135,6 +135,9 @@ class EachEvent:
         table, found = table_of(frame, tx), EventsOutcome()
         for number, event in enumerate(events_of(table)):
             tx.at_event(event[: len(POSITION)])
+            if (beyond := _beyond_python(event)) is not None:
+                found.failed[number] = beyond
+                continue
             try:
                 made = self.handler(event, tx)
                 rows = self.rows(made, event)
@@ -236,19 +239,78 @@ def table_of(frame: Any, tx: Tx) -> pa.Table:
 
 
 def events_of(table: pa.Table) -> Iterator[Event]:
-    """The rows as events, made as they are asked for."""
+    """The rows as events, made as they are asked for. `_beyond_python` says of which there is no object."""
     others = [name for name in table.column_names if name not in NAMED]
     for start in range(0, table.num_rows, AT_ONCE):
         rows = table.slice(start, AT_ONCE)
         columns = [_values(rows, name) for name in NAMED]
-        yield from map(Event._make, zip(*columns, rows.select(others).to_pylist() if others else repeat(None), strict=False))
+        yield from map(Event._make, zip(*columns, _held(rows.select(others), _rows, "others") if others else repeat(None), strict=False))
+
+
+def _beyond_python(event: Event) -> OverflowError | None:
+    """Why the event's values cannot be objects of Python; None where they are. The handler cannot be called with such an event."""
+    for values in (event.data, event.others):
+        if isinstance(values, OverflowError):
+            return values
+    return None
 
 
 def _values(rows: pa.Table, name: str) -> Iterable[Any]:
     if name not in rows.column_names:
         return repeat(None)
     column = rows[name]
-    return _moments(column) if pa.types.is_timestamp(column.type) else _python(column)
+    return _held(column, _moments if pa.types.is_timestamp(column.type) else _python, name)
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+Part = TypeVar("Part", pa.Table, pa.ChunkedArray)
+
+
+def _held(part: Part, make: Callable[[Part], Iterable[Any]], path: str) -> list[Any]:
+    """What `make` makes of the values; in place of one that Python has no object for an OverflowError that names the field."""
+    try:
+        return list(make(part))
+    except OverflowError:
+        return [_held_alone(part.slice(at, 1), make, path) for at in range(len(part))]
+
+
+def _held_alone(part: Part, make: Callable[[Part], Iterable[Any]], path: str) -> Any:
+    try:
+        return next(iter(make(part)))
+    except OverflowError:
+        whole = part.to_struct_array() if isinstance(part, pa.Table) else part
+        field, kind = _culprit(pa.concat_arrays(whole.chunks), f"event.{path}")
+        what = (
+            "time outside the years 1 to 9999" if pa.types.is_temporal(kind) and not pa.types.is_duration(kind) else f"value of type {kind}"
+        )
+        return OverflowError(
+            f"{field} is a {what}, which Python cannot hold, so the handler is not called. Handle such events with foreach_batch or "
+            "foreach_arrow, or let decode= describe the field as a text or a number."
+        )
+
+
+def _culprit(value: pa.Array, path: str) -> tuple[str, pa.DataType]:
+    """Path and type of a field of this one value that Python cannot hold."""
+    for step, inner in _parts(value):
+        try:
+            inner.to_pylist()
+        except OverflowError:
+            return _culprit(inner, path + step)
+    return path, value.type
+
+
+def _parts(value: pa.Array) -> list[tuple[str, pa.Array]]:
+    kind = value.type
+    if pa.types.is_struct(kind):
+        return [(f".{part.name}", inner) for part, inner in zip(kind, value.flatten(), strict=True)]
+    if pa.types.is_map(kind):
+        start, *_, end = value.offsets.to_pylist()
+        return [(".*", part.slice(start, end - start)) for part in (value.keys, value.items)]
+    return [("[]", value.flatten())] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
 
 
 def _moments(column: pa.ChunkedArray) -> Iterator[dt.datetime | None]:
@@ -378,6 +440,9 @@ class _LanesRun:
 
     async def _passes(self, number: int, event: Event) -> bool:
         mine = AsyncTx()
+        if (beyond := _beyond_python(event)) is not None:
+            self.failed[number] = beyond
+            return False
         try:
             made = await self.each.handler(event, mine)  # type: ignore[arg-type]
             rows = self.each.rows(made, event)
