@@ -8,6 +8,7 @@ one before it. Called by the pipeline, through the store.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -66,7 +67,7 @@ class DeltaTransaction:
         self._publisher = SinkPublisher(state, context.root, context.options, context.spark)
         self._writes = SinkWrites(state, context, self._attempt)
         self._messages = MessageWrites(state, self._writes)
-        self._letters = LetterChanges(self.head, lambda: letters_now(state, self._publisher), state.sequences)
+        self._letters = LetterChanges(self.head, functools.cache(lambda: letters_now(state, self._publisher)), state.sequences)
 
     @property
     def connection(self) -> Any:

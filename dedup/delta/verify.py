@@ -10,11 +10,12 @@ import datetime as dt
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -481,7 +482,7 @@ def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
     """
     # Whoever reads letters does not hold the lock: a look by the state's own handle would move the snapshot that a decision goes against.
     ledger = type(state.ledger)(state.ledger.uri, publisher.options, state.ledger.consumer, state.sinks.engine)
-    return Letters(_events(state, publisher), functools.partial(_decided, ledger, state.header, not state.damage))
+    return Letters(_events(state, publisher), _Decisions(ledger, state.header, not state.damage).of)
 
 
 def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
@@ -522,31 +523,53 @@ def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, uri
         return ds.dataset(rows.to_table()) if entry.staged else rows
 
 
-def _decided(ledger: Ledger, header: Header, sound: bool, events: pa.Table) -> pa.Table:
-    """Those events whose decision is in the ledger; reads the log only where that cannot be told without."""
-    if not events.num_rows:
-        return events
-    generations = pc.coalesce(events["decided_in"], events["generation"])
-    first, last = header.generation_since, header.seq
-    bounds, seqs = pc.min_max(generations).as_py(), pc.min_max(events["seq"]).as_py()
-    now = header.head.generation
-    if sound and bounds == {"min": now, "max": now} and first <= seqs["min"] and seqs["max"] <= last:
-        return events
-    told = [
-        pc.and_(pc.equal(generations, generation), pc.is_in(events["seq"], pa.array(known, pa.int64())))
-        for generation, known in _decisions(ledger, header).items()
-    ]
-    return events.filter(functools.reduce(pc.or_, told)) if told else events.slice(0, 0)
+@dataclass
+class _Decisions:
+    """The decisions in the ledger up to a header: others go on deciding. Of the log it reads what it is asked for, and that once.
+
+    Args:
+        sound: the ledger has each decision of the header's generation once.
+    """
+
+    ledger: Ledger
+    last: Header
+    sound: bool
+    asked: set[int] = field(default_factory=set)
+    found: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # generation -> numbers
+
+    def of(self, events: pa.Table) -> pa.Table:
+        """Those events whose decision is there; a RESTORE may have taken others back."""
+        generations, seqs = pc.coalesce(events["decided_in"], events["generation"]), events["seq"]
+        decided = self._certain(generations, seqs)
+        if pc.all(decided).as_py() is not False:
+            return events
+        self._look_up(seqs.filter(pc.invert(decided)).unique().to_pylist())
+        for generation, known in self.found.items():
+            there = pc.is_in(seqs, pa.array(sorted(known), pa.int64()))
+            decided = pc.or_(decided, pc.and_(pc.equal(generations, generation), there))
+        return events.filter(decided)
+
+    def _certain(self, generations: pa.ChunkedArray, seqs: pa.ChunkedArray) -> pa.ChunkedArray:
+        """For which of them that can be told without the log."""
+        last = self.last
+        inside = pc.and_(pc.greater_equal(seqs, last.generation_since), pc.less_equal(seqs, last.seq))
+        return pc.and_(pc.and_(pc.equal(generations, last.head.generation), inside), self.sound)
+
+    def _look_up(self, seqs: Collection[int]) -> None:
+        wanted = np.array(sorted(set(seqs) - self.asked), np.int64)
+        if not len(wanted):
+            return
+        files = [f for f in self.ledger.files_now() if _holds_any(f, wanted)]
+        for _, log in _by_day(self.ledger, files, int(wanted[0]) - 1):
+            for header in LedgerLog(log.rows.filter(pc.is_in(log.rows["seq"], pa.array(wanted)))).each_header():
+                if (header.head.generation, header.seq) <= (self.last.head.generation, self.last.seq):
+                    self.found[header.head.generation].add(header.seq)
+        self.asked.update(wanted.tolist())
 
 
-def _decisions(ledger: Ledger, last: Header) -> dict[int, list[int]]:
-    """The decisions in the ledger up to this one: generation -> seqs. Others go on deciding, and all else is of this one."""
-    found: dict[int, list[int]] = {}
-    for _, log in _by_day(ledger, ledger.files_now()):
-        for header in log.each_header():
-            if (header.head.generation, header.seq) <= (last.head.generation, last.seq):
-                found.setdefault(header.head.generation, []).append(header.seq)
-    return found
+def _holds_any(file: LedgerFile, seqs: npt.NDArray[np.int64]) -> bool:
+    """Whether a file may have rows of these ascending decisions."""
+    return bool(np.searchsorted(seqs, file.first) < np.searchsorted(seqs, file.last, side="right"))
 
 
 def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:

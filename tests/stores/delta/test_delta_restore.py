@@ -20,6 +20,7 @@ from deadletter.store import Commit
 from dedup import Consumer, Takeover, decode
 from dedup.core.envelope import ENVELOPE
 from dedup.delta import DeltaStore
+from dedup.delta.ledger import Header
 from dedup.verify import verify
 from kit import delta_kit as kit
 from kit.delta_kit import ledger, open_store, show
@@ -97,6 +98,25 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(folder: Path) -> None
     assert show(folder) == [0, 2]
     assert open_store(folder).letters(Selection())["sequence_number"].to_pylist() == [1, 3]
     assert verify(open_store(folder), kit.NAME).contradictions == []
+
+
+def test_of_the_log_letters_read_what_they_ask_for_and_that_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reset the decisions of older letters are looked up, and no other ones, however long the log is."""
+    for number in range(4):
+        consumer(open_store(folder))(batch([2 * number, *([5] if number == 2 else [])]), number)
+    store = open_store(folder)
+    store.amend(kit.NAME, changes.reset, by="me", reason="again")
+    consumer(store)(batch([100, 101]), 0)
+    store.head(kit.NAME)
+    parsed, real = list[int](), Header.from_json
+
+    def noted(text: str) -> Header:
+        parsed.append((found := real(text)).seq)
+        return found
+
+    monkeypatch.setattr(Header, "from_json", staticmethod(noted))
+    assert store.letters(Selection())["sequence_number"].to_pylist() == [5, 101]
+    assert len(parsed) == 1
 
 
 def test_who_reads_letters_in_another_thread_does_not_move_the_stream(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
