@@ -77,7 +77,7 @@ class Heartbeat:
 
     @contextmanager
     def beating(self, epoch: int, every: float) -> Iterator[None]:
-        """While the block runs, a thread writes a new content every `every` seconds, unless a newer epoch has one."""
+        """While the block runs, a thread writes a new content every `every` seconds, as long as no newer epoch has one."""
         done = threading.Event()
         thread = threading.Thread(target=self._beat, args=(epoch, every, done), name="dedup-heartbeat", daemon=True)
         thread.start()
@@ -88,11 +88,10 @@ class Heartbeat:
             thread.join()
 
     def _beat(self, epoch: int, every: float, done: threading.Event) -> None:
-        while True:
-            if not self.is_fenced(epoch):  # one that is fenced must not hide that the other one lives
+        self.show(epoch)
+        while not done.wait(every):
+            if not self.is_fenced(epoch):  # one that hangs must not hide that the other one lives
                 self.show(epoch)
-            if done.wait(every):
-                return
 
 
 def _epoch_in(content: str, unknown: int) -> int:
