@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from checkpoint.errors import BatchTooLarge
 from checkpoint.head import Head, Run
 from checkpoint.position import KEY_ONLY, Ints, Partition
 from deadletter import hiding
@@ -27,6 +28,9 @@ from dedup.core.rows import picked
 
 TOO_LARGE_KEPT = 64 * 1024
 """Bytes kept of a body above `max_body`."""
+
+MOST_BODIES = (1 << 31) - 1
+"""Bytes of all bodies that the letters of one transaction keep: what one column of LETTERS holds."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def make_park(
     """The step that keeps the letters of `letter_rows(settled)` and their history, without what `redact` hides.
 
     Raises:
-        SealUnavailable: something could not be sealed.
+        SealUnavailable: something could not be sealed. BatchTooLarge: as `make_letters`.
     """
     letters = make_letters(settled, content, why, head, run, now, max_body)
     past = make_history(settled, letters, why)
@@ -86,6 +90,9 @@ def make_letters(settled: Settled, content: pa.Table, why: Why, head: Head, run:
         content: the materialised rows of `letter_rows`, in that order, with the envelope and key columns, and without what decode= made
             of the bodies.
         max_body: bytes; of a longer body the digest and the first 64 kB are kept, and the letter's kind is TOO_LARGE.
+
+    Raises:
+        BatchTooLarge: the bodies have more than MOST_BODIES bytes together.
     """
     rows = letter_rows(settled)
     kinds = [LETTER_KINDS[s] for s in settled.state[rows].tolist()]
@@ -128,19 +135,28 @@ def _incarnations(settled: Settled, head: Head) -> Ints:
 
 
 def _bodies(content: pa.Table, max_body: int) -> dict[str, Any]:
-    bodies = content["body"].combine_chunks().cast(pa.large_binary())
+    bodies = content["body"].cast(pa.large_binary())  # in its pieces: all of them together may be more than one column holds
     sizes = pc.binary_length(bodies)
     large = pc.fill_null(pc.greater(sizes, max_body), False)
-    whole = bodies.cast(pa.binary())
+    _refuse_too_many(pc.if_else(large, pc.min_element_wise(sizes, TOO_LARGE_KEPT), sizes))
     digests: list[bytes | None] = [None] * len(bodies)
-    for row in np.flatnonzero(large.to_numpy(zero_copy_only=False)).tolist():
+    for row in np.flatnonzero(large.to_numpy()).tolist():
         digests[row] = hashlib.sha256(bodies[row].as_py()).digest()
     return {
-        "body": pc.if_else(large, pc.binary_slice(whole, 0, TOO_LARGE_KEPT), whole),
+        "body": pc.if_else(large, pc.binary_slice(bodies, 0, TOO_LARGE_KEPT), bodies),
         "body_size": sizes,
         "body_sha256": digests,
         "too_large": pc.if_else(large, sizes, None).to_pylist(),  # no column: the size where the body is cut
     }
+
+
+def _refuse_too_many(sizes: pa.ChunkedArray) -> None:
+    size = pc.sum(sizes).as_py() or 0
+    if size > MOST_BODIES:
+        raise BatchTooLarge(
+            f"The bodies of {len(sizes):,} dead letters of one transaction have {size:,} bytes together; {MOST_BODIES:,} are the most. "
+            "None of them was parked. Lower max_events_per_transaction, or max_body: of a longer body a letter keeps the beginning."
+        )
 
 
 def _errors(

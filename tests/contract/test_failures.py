@@ -15,6 +15,7 @@ import pytest
 
 from checkpoint.changes import accept_gap, accept_incarnation
 from checkpoint.errors import (
+    BatchTooLarge,
     BudgetExceeded,
     ConfigError,
     HandlerError,
@@ -473,6 +474,17 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     fixed.register_log_reader(recorded(large))
     assert reprocess(Selection(), fixed).reprocessed == 1
     assert ids(place.read()) == ["big", "small"]
+    assert_proven(place.store())
+
+
+def test_letters_with_more_bytes_than_a_transaction_keeps_stop_the_batch_in_words(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the batch is true; with smaller transactions, as the error says, all of it is parked."""
+    monkeypatch.setattr("dedup.core.letters.MOST_BODIES", 150)
+    bad = batch(*(event(n, body=b"%d" % n * 60) for n in range(3)))
+    with pytest.raises(BatchTooLarge, match=r"3 dead letters .* 180 bytes .*Lower max_events_per_transaction"):
+        consumer(place.store())(bad, 0)
+    assert letters(place.store()) == []
+    assert consumer(place.store(), max_events_per_transaction=2)(bad, 0).dead_lettered == 3
     assert_proven(place.store())
 
 
