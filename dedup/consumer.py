@@ -538,6 +538,9 @@ def as_batch(rows: Any) -> Any:
         raise ConfigError("A list of rows holds dicts, at least one: their names are the columns.")
     try:
         return pa.Table.from_pandas(rows, preserve_index=False) if is_pandas else table_of_dicts(rows)
+    except (OverflowError, UnicodeEncodeError) as error:
+        why = "Arrow holds whole numbers of 64 bits, and text that UTF-8 can write."
+        raise ConfigError(f"The rows cannot become columns: {error}. {why}") from error
     except (pa.ArrowException, TypeError) as error:
         raise ConfigError(f"The rows cannot become columns: {error}. Give each column values of one type.") from error
     except ValueError as error:  # pandas: two columns of one name

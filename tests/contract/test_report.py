@@ -153,6 +153,9 @@ def test_process_begins_where_a_batch_was_not_ended(place: Place) -> None:
         ([5], "A list of rows holds dicts, at least one"),
         ([{"body": b"x"}, {"body": 5}], "The rows cannot become columns"),
         (pd.DataFrame([[b"x", b"y"]], columns=["body", "body"]), "Give each column a name of its own"),
+        ([{"body": b"x", "n": 2**70}], "Arrow holds whole numbers of 64 bits"),
+        (pd.DataFrame({"n": [2**70]}), "Arrow holds whole numbers of 64 bits"),
+        ([{"body": b"x", "text": "\ud800"}], "text that UTF-8 can write"),
     ],
 )
 def test_what_is_no_batch_is_refused(given: Any, said: str) -> None:
