@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,16 +45,20 @@ from dedup.delta.fit import (
     writable,
 )
 from dedup.delta.ledger import FORBIDDEN
+from dedup.delta.lengths import is_padded, length_rule
 from dedup.delta.storage import SPARK, StorageOptions, absolute, require_put_if_absent
 
 _APPEND_ONLY = "delta.appendOnly"
+
+_LENGTHS = "__CHAR_VARCHAR_TYPE_STRING"
+"""Where Delta keeps that a text is CHAR or VARCHAR."""
 
 _SPECIAL_COLUMN = {
     "delta.generationExpression": "a generated column",
     "delta.identity.start": "an identity column",
     "delta.invariants": "an invariant",
     "CURRENT_DEFAULT": "a default value",
-    "__CHAR_VARCHAR_TYPE_STRING": "a length limit",
+    _LENGTHS: "a length limit",
 }
 
 _COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start", "CURRENT_DEFAULT"})
@@ -106,6 +109,7 @@ class Sink:
     constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
     indexed: int = INDEXED_COLUMNS
     unwritable: dict[str, str] = field(default_factory=dict)  # columns that rows leave out -> their type
+    padded: frozenset[str] = frozenset()  # columns of type CHAR
 
     def columns(self, rows: pa.Schema, *, guessed: bool = False) -> list[str]:
         """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch; see fit.check_schema."""
@@ -209,6 +213,7 @@ def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) 
         _constraints(settings, fields),
         EVERY_COLUMN if "clustering" in features else indexed_columns(settings),
         unwritable,
+        frozenset(f["name"] for f in fields if is_padded(f["metadata"].get(_LENGTHS, ""))),
     )
 
 
@@ -258,9 +263,16 @@ def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict
             found[f"the generated column {name}"] = f"`{name}` <=> ({expression})"
             if not f["nullable"]:  # of rows that lack the column only Spark knows what it is
                 found[f"NOT NULL of {name}"] = f"`{name}` IS NOT NULL"
-        if limit := re.search(r"\((\d+)\)", metadata.get("__CHAR_VARCHAR_TYPE_STRING", "")):
-            found[f"the length limit of {name}"] = f"`{name}` IS NULL OR length(rtrim(`{name}`)) <= {limit[1]}"
+        if _LENGTHS in metadata and (rule := _length_rule(name, metadata[_LENGTHS])):
+            found[f"the length limit of {name}"] = rule
     return found
+
+
+def _length_rule(column: str, kind: str) -> str:
+    try:
+        return length_rule(column, kind)
+    except ValueError as error:
+        raise SinkMismatch(f"The sink's column {column} is {kind}, and dedup cannot tell which lengths that allows: {error}.") from error
 
 
 def needs_spark(sink: Sink) -> bool:
@@ -278,6 +290,18 @@ def refuse_append_only(sink: Sink) -> None:
             f"The sink {sink.name!r} is append-only ({_APPEND_ONLY}), and tx.merge changes rows. Use tx.write, or run "
             f"ALTER TABLE {sql_name(sink.uri)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')."
         )
+
+
+def refuse_padded(sink: Sink, merge: Merge) -> None:
+    """Raise SinkMismatch where the merge compares columns of type CHAR: Delta's MERGE fails there (tried with Delta 4.4)."""
+    table = sql_name(sink.uri)
+    for name in (*merge.keys, merge.newer_by):
+        if name in sink.padded:
+            raise SinkMismatch(
+                f"{name} of the sink {sink.name!r} is of type CHAR, which no MERGE can compare. "
+                f"Run ALTER TABLE {table} ALTER COLUMN `{name}` TYPE STRING, and take off the spaces that Spark has put there: "
+                f"UPDATE {table} SET `{name}` = rtrim(`{name}`)."
+            )
 
 
 def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]:

@@ -211,6 +211,7 @@ class SinkWrites:
         """Rows of different keys, all with the same columns."""
         context = self._context
         sinks.refuse_append_only(sink)
+        sinks.refuse_padded(sink, how)
         upserts, deletes = sinks.split(rows, how, sink)
         self._writer(sink).require_not_numbered(upserts.column_names)
         spark = _spark_for(sink, context) if sinks.needs_spark(sink) else None
