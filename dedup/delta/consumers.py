@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,8 +37,7 @@ class States:
 
     def __init__(self, root: str, options: StorageOptions, engine: Engine, keys_folder: str | os.PathLike[str] | None = None) -> None:
         self.root, self.options, self.engine = root, options, engine
-        default = Path(root, "keys") if is_local(root) else None
-        self._keys_folder = default if keys_folder is None else Path(keys_folder).expanduser().absolute()
+        self._keys_folder = None if keys_folder is None else Path(keys_folder).expanduser().absolute()
         self._states: dict[str, ConsumerState] = {}
         self._turns: dict[str, Turns] = {}
         self.tidied: dict[str, float] = {}  # consumer -> when this process has looked for files that nobody needs; monotonic seconds
@@ -57,8 +57,14 @@ class States:
 
     def _keys(self, ledger: Ledger, name: str) -> ReservedKeys:
         copied = self.engine.name != SPARK and by_objects(self.root, self.options)
-        folder = KeyFolder(None if self._keys_folder is None else self._keys_folder / name, copied=copied)
+        folder = KeyFolder(self._folder_of_keys(name), copied=copied)
         return ReservedKeys(ledger, folder, KeyObjects(join(self.root, "keys", name), self.options) if copied else None)
+
+    def _folder_of_keys(self, name: str) -> Path | None:
+        """Below the store's folder; one that a person names may serve several stores, with consumers of one name."""
+        if self._keys_folder is None:
+            return Path(self.root, "keys", name) if is_local(self.root) else None
+        return self._keys_folder / f"{name}@{hashlib.blake2b(self.root.encode(), digest_size=8).hexdigest()}"
 
     def turns(self, consumer: str) -> Turns:
         """Whose turn it is."""

@@ -29,7 +29,7 @@ from dedup.delta import objects, tables
 from dedup.delta.engine import MINE, Engine
 from dedup.delta.features import is_on
 from dedup.delta.files import Add, FileWriter
-from dedup.delta.ledger_files import Span, dated, reading_file, rows_of
+from dedup.delta.ledger_files import DecisionSpan, dated, reading_file, rows_of
 from dedup.delta.objects import AT_ONCE
 from dedup.delta.storage import DELTA_RS, StorageOptions, by_objects, filesystem
 from dedup.delta.tables import version_of
@@ -222,7 +222,7 @@ class Ledger:
         schema = pa.schema([SCHEMA.field(n) for n in [*names, *(["day"] if "day" in columns else [])]])
         if not files:
             return schema.empty_table()
-        span, contents = Span(after, until), self._contents([f for f in files if f.path not in self._written])
+        span, contents = DecisionSpan(after, until), self._contents([f for f in files if f.path not in self._written])
         table = pa.concat_tables([dated(self._rows_of(f.path, contents, names, span).select(names), schema, f.day) for f in files])
         return table if all(span.has_all(f.first, f.last) for f in files) else span.of(table)
 
@@ -240,7 +240,7 @@ class Ledger:
                 with system.open_input_file(file.path) as opened:
                     yield opened
 
-    def _rows_of(self, path: str, contents: Iterator[Any], names: list[str], span: Span) -> pa.Table:
+    def _rows_of(self, path: str, contents: Iterator[Any], names: list[str], span: DecisionSpan) -> pa.Table:
         if path in self._written:
             return self._written[path]
         with reading_file(path, self.uri, self.consumer):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dedup.delta.ledger import LedgerFile
 
 
-class Span(NamedTuple):
+class DecisionSpan(NamedTuple):
     """Decisions behind one, up to another one."""
 
     after: int
@@ -45,7 +45,7 @@ class Portion(NamedTuple):
     """Some decisions of one day, and the files that have them."""
 
     files: list[LedgerFile]
-    span: Span
+    span: DecisionSpan
     day: dt.date
     last: bool  # what comes behind it is of earlier days
 
@@ -58,12 +58,12 @@ def portions(files: Iterable[LedgerFile], after: int, size: int) -> Iterator[Por
     for day in sorted(days, reverse=True):
         end = max(file.last for file in days[day])
         while end > after:
-            span = Span(max(end - size, after), end)
+            span = DecisionSpan(max(end - size, after), end)
             end = max((min(file.last, span.after) for file in days[day] if file.first <= span.after), default=0)
             yield Portion([file for file in days[day] if span.has_some(file.first, file.last)], span, day, end <= after)
 
 
-def rows_of(content: Any, names: list[str], span: Span) -> pa.Table:
+def rows_of(content: Any, names: list[str], span: DecisionSpan) -> pa.Table:
     """Columns of a Parquet file; at least its rows of the span, in whole row groups. Raises OSError, ArrowException."""
     file = pq.ParquetFile(content)
     place = file.schema_arrow.get_field_index("seq")
@@ -71,7 +71,7 @@ def rows_of(content: Any, names: list[str], span: Span) -> pa.Table:
     return file.read_row_groups([number for number, told in enumerate(bounds) if _may_have(told, span)], columns=names)
 
 
-def _may_have(told: Any, span: Span) -> bool:
+def _may_have(told: Any, span: DecisionSpan) -> bool:
     return told is None or not told.has_min_max or span.has_some(told.min, told.max)
 
 

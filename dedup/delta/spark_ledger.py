@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from dedup.delta.engine import KEPT_BYTES, SparkEngine
 from dedup.delta.ledger import SCHEMA, Ledger, LedgerFile
-from dedup.delta.ledger_files import Span
+from dedup.delta.ledger_files import DecisionSpan
 from dedup.delta.tables import seq_of
 
 _GENERATION = 1 << 40
@@ -53,7 +53,7 @@ class SparkLedger(Ledger):
             return schema.empty_table()
         if self._rows is not None:
             wanted = pc.is_in(_place(self._rows["section"], self._rows["day"]), pa.array([f.path for f in files]))
-            return Span(after, until).of(self._rows.filter(wanted)).select(names)
+            return DecisionSpan(after, until).of(self._rows.filter(wanted)).select(names)
         places = " OR ".join(f"(section = '{f.section}' AND day = DATE'{f.day}')" for f in files)
         span = f"seq > {after}" if until is None else f"seq > {after} AND seq <= {until}"
         return self._engine.side().read(self.uri, self._table.version(), names, f"{span} AND ({places})").cast(schema)

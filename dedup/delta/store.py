@@ -171,7 +171,8 @@ class DeltaStore(Joins, Deleting, Tending):
         engine: "spark" where delta-rs gets no credentials: then Spark makes all commits.
         keys_folder: folder of this machine for files of reserved keys, which a start opens in place of reading the ledger. By default
             they are below `path` where that is a folder, and otherwise in the system's temporary folder, until the process ends. Beside a
-            store on object storage there are copies of them, which a process without files fetches.
+            store on object storage there are copies of them, which a process without files fetches. Several stores may share it: each
+            consumer has a folder there, `NAME@HASH`, with a hash of `path`.
         on_step: called with each step's name right before it acts.
 
     Raises:

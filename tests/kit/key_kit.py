@@ -74,6 +74,12 @@ def list_of(folder: Path) -> Path:
     return folder / "state" / "keys" / kit.NAME / key_files.LIST
 
 
+def folder_of(keys_folder: Path) -> Path:
+    """That of the consumer, where one store uses it."""
+    (found,) = keys_folder.glob(f"{kit.NAME}@*")
+    return found
+
+
 def tomorrow() -> dt.date:
     """In UTC."""
     return (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).date()
@@ -96,9 +102,9 @@ def noted_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From now on: the last decision of each file of reservations that is read from a ledger."""
     found, read = list[int](), Ledger.read
 
-    def noted(ledger: Ledger, files: Any, columns: Any, after: int) -> Any:
+    def noted(ledger: Ledger, files: Any, *rest: Any) -> Any:
         found.extend(file.last for file in files if file.section == RESERVATIONS)
-        return read(ledger, files, columns, after)
+        return read(ledger, files, *rest)
 
     monkeypatch.setattr(Ledger, "read", noted)
     return found

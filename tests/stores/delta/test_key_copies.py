@@ -25,7 +25,7 @@ from dedup.delta.key_objects import LATE, OTHERS, ListName
 from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
-from kit.key_kit import copied, copies_of, decide, filled, known, list_of, noted_reads, tomorrow, wrong
+from kit.key_kit import copied, copies_of, decide, filled, folder_of, known, list_of, noted_reads, tomorrow, wrong
 
 pytestmark = pytest.mark.delta
 
@@ -436,7 +436,7 @@ def test_files_that_a_killed_start_has_fetched_are_not_fetched_again(
     machine, got, get = tmp_path / "machine", list[str](), objects.get
     monkeypatch.setattr(key_objects.objects, "get", lambda uri, options, path: (got.append(path), get(uri, options, path))[1])
     assert known(open_store(folder, keys_folder=machine)) == list(range(45))
-    mine = machine / kit.NAME
+    mine = folder_of(machine)
     names = {path.name for path in mine.glob("*.keys")}
     assert {path.partition("/")[0] for path in got} == {"lists", *names} and len(names) > 1
     (mine / "list").unlink()
@@ -461,7 +461,7 @@ def test_a_full_disk_while_files_are_fetched_leaves_no_half_file(
         disk.setattr(os, "pwrite", full)
         disk.setattr(keys, "FLUSH_ROWS", 10**6)
         assert known(open_store(folder, keys_folder=tmp_path / "machine")) == list(range(45))
-    assert "No space left" in caplog.text and list((tmp_path / "machine" / kit.NAME).iterdir()) == []
+    assert "No space left" in caplog.text and list(folder_of(tmp_path / "machine").iterdir()) == []
 
 
 def test_a_list_that_is_replaced_while_it_is_fetched_is_fetched_anew(

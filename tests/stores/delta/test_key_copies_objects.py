@@ -17,7 +17,7 @@ from kit import delta_kit as kit
 from kit import http_proxy, key_child, object_storage
 from kit.http_proxy import BEFORE, LOST, HttpProxy
 from kit.key_child import MOST
-from kit.key_kit import copied, copies_of, decide, known, noted_reads, wrong
+from kit.key_kit import copied, copies_of, decide, folder_of, known, noted_reads, wrong
 from kit.paths import environment
 
 pytestmark = pytest.mark.objects
@@ -66,7 +66,7 @@ def test_a_new_machine_fetches_the_files_from_the_storage(
         reads.clear()
         started = DeltaStore(f"{where}/state", keys_folder=machine)
         assert known(started) == list(range(60)) and reads == [] and wrong(started) == []
-    assert caplog.text == "" and any((tmp_path / "machine" / kit.NAME).glob("*.keys"))
+    assert caplog.text == "" and any(folder_of(tmp_path / "machine").glob("*.keys"))
 
 
 class Killer:

@@ -30,7 +30,7 @@ from dedup.delta.ledger import Ledger
 from dedup.delta.state import ConsumerState
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
-from kit.key_kit import TINY, column, decide, filled, key_tables, known, list_of, wrong
+from kit.key_kit import TINY, column, decide, filled, folder_of, key_tables, known, list_of, wrong
 from kit.paths import environment
 
 pytestmark = pytest.mark.delta
@@ -200,7 +200,20 @@ def test_a_check_beside_a_running_consumer_finds_nothing(folder: Path, monkeypat
 def test_a_store_can_keep_its_files_elsewhere(folder: Path, tmp_path: Path) -> None:
     """Files are where `keys_folder` says, for instance on this machine beside a store on object storage."""
     filled(folder, keys_folder=tmp_path / "mine")
-    assert (tmp_path / "mine" / kit.NAME / key_files.LIST).exists() and not list_of(folder).exists()
+    assert folder_of(tmp_path / "mine").joinpath(key_files.LIST).exists() and not list_of(folder).exists()
+
+
+def test_stores_that_share_a_folder_for_files_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
+    """Their consumers have one name: each store opens its own files, and a deletion in one leaves those of the other."""
+    there, both = tmp_path / "mine", [folder, tmp_path / "other"]
+    one, two = (filled(place, keys_folder=there) for place in both)
+    assert len(list(there.iterdir())) == 2
+    tables = key_tables(both[1])
+    one.delete_consumer(kit.NAME, by="ann", reason="gone", although_running=True)
+    two.close()
+    for path in tables[:-1]:
+        path.unlink()  # a start that reads the ledger in place of the files would miss them
+    assert known(open_store(both[1], keys_folder=there)) == list(range(45)) and len(list(there.iterdir())) == 1
 
 
 def test_a_folder_that_cannot_be_used_costs_a_warning(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
