@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
-from checkpoint.errors import ConfigError, HandlerError
+from checkpoint.errors import ConfigError, HandlerError, StoreUnavailable
 from checkpoint.position import Ints
 from deadletter import outage
 from dedup.core.keys import HIDDEN
@@ -44,6 +45,9 @@ log = logging.getLogger("dedup")
 ROW = "_dedup_row"
 """Number of a row in scratch files: no column of a user's, who may well have a `_row`."""
 
+RANGES = 16
+"""Ranges of such numbers at most by which rows are looked for."""
+
 PAYLOAD_HASH = "_payload_hash"
 
 MANY = 5_000
@@ -59,11 +63,8 @@ TOO_LARGE = {
 LARGEST = 2**31 - 1
 """Bytes of a column that pyarrow takes rows from."""
 
-PROBES = 16
-"""Files by which a folder is known to be shared: so many that tasks of each executor write some."""
-
-_SHARED: set[str] = set()
-"""Scratch folders that were seen to be."""
+TOLD_WITHIN = 60.0
+"""Seconds after a write in which Spark says how many rows it wrote."""
 
 LOCAL_BELOW = "spark.sql.execution.arrow.localRelationThreshold"
 """Bytes of Arrow below which Spark makes a local relation."""
@@ -131,9 +132,21 @@ class SparkBatch:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
             with answers(), features.setting(session, AS_GIVEN):
-                rows.withColumn(ROW, F.monotonically_increasing_id()).write.parquet(folder)
+                written = self._write(rows.withColumn(ROW, F.monotonically_increasing_id()), folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**OUR_FILES)
-            yield EvaluatedInScratch(SparkFrames(session, lambda: self.is_over, in_tasks=True), whole.parquet(folder))
+            found = EvaluatedInScratch(SparkFrames(session, lambda: self.is_over, in_tasks=True), whole.parquet(folder))
+            require_all(self._scratch, written, found.index.num_rows)
+            yield found
+
+    def _write(self, rows: DataFrame, folder: str) -> int | None:
+        """The number of rows where it says whether tasks share the folder: object storage is one place for all, and so is this machine.
+
+        Crash: some files are there, which go with the folder.
+        """
+        if features.is_local(rows.sparkSession) or keeping.path_of(folder) is None:
+            rows.write.parquet(folder)
+            return None
+        return write_counted(rows, folder)
 
     def _in_memory(self, prepare: Prepare) -> EvaluatedInMemory | None:
         found = plan(self._batch, prepare)
@@ -294,8 +307,20 @@ class EvaluatedInScratch:
         """Nothing to make: a frame is lazy."""
 
     def _chosen(self, rows: Ints, how: str) -> DataFrame:
-        ids = features.create(self._session, pa.table({ROW: np.unique(self._ids[rows])}), StructType().add(ROW, LongType()))
-        return self._rows.join(F.broadcast(ids), on=ROW, how=how)
+        ids = np.unique(self._ids[rows])
+        whole = self._rows if how == "left_anti" else self._rows.where(near(ids))
+        frame = features.create(self._session, pa.table({ROW: ids}), StructType().add(ROW, LongType()))
+        return whole.join(F.broadcast(frame), on=ROW, how=how)
+
+
+def near(ids: Ints) -> Column:
+    """True for rows with these numbers, which ascend, and for few others: what statistics of Parquet files exclude is not read."""
+    if not len(ids):
+        return F.lit(False)
+    gaps = np.diff(ids)
+    widest = np.argsort(gaps)[1 - RANGES :]
+    parts = np.split(ids, np.sort(widest[gaps[widest] > 1]) + 1)
+    return reduce(lambda a, b: a | b, [F.col(ROW).between(int(part[0]), int(part[-1])) for part in parts])
 
 
 def _with_row(schema: StructType) -> StructType:
@@ -492,13 +517,18 @@ def scratch_folder(session: SparkSession, scratch: str | None) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="dedup-") as folder:
             yield f"{folder}/rows"
         return
-    mine = f"{scratch.rstrip('/')}/dedup-{uuid.uuid4().hex}"
+    mine = f"{spark_folder(scratch).rstrip('/')}/dedup-{uuid.uuid4().hex}"
     _make(session, scratch, mine)
     try:
-        _require_one_folder(session, scratch, f"{mine}/probe")
         yield f"{mine}/rows"
     finally:
         _remove(session, mine)
+
+
+def spark_folder(scratch: str) -> str:
+    """A path with its scheme, because Spark's default file system may be another one."""
+    path = keeping.path_of(scratch)
+    return scratch if path is None else f"file://{os.path.abspath(path)}"
 
 
 def _make(session: SparkSession, scratch: str, folder: str) -> None:
@@ -514,21 +544,31 @@ def _make(session: SparkSession, scratch: str, folder: str) -> None:
         ) from error
 
 
-def _require_one_folder(session: SparkSession, scratch: str, probe: str) -> None:
-    """Raise ConfigError where each machine has a folder of its own by that name: rows that tasks write there would be missing, silently.
+def write_counted(rows: DataFrame, folder: str) -> int:
+    """Write the rows as Parquet files; returns how many Spark has written. Raises StoreUnavailable where it does not say.
 
-    Asked once in a process, by a small job whose files the driver has to find. Object storage is one place for all.
+    Crash: some files are there.
     """
-    if scratch in _SHARED or features.is_local(session) or keeping.path_of(scratch) is None:
-        return
-    session.range(0, PROBES, 1, PROBES).write.parquet(probe)
-    found = session.read.schema("id bigint").parquet(probe).count()
-    if found != PROBES:
+    seen, told = Observation(), list[int]()
+    rows.observe(seen, F.count(F.lit(1)).alias("rows")).write.parquet(folder)
+    asking = threading.Thread(target=lambda: told.append(seen.get["rows"]), daemon=True)
+    asking.start()  # it waits for an event, which Spark drops when it has too many of them
+    asking.join(TOLD_WITHIN)
+    if not told:
+        raise StoreUnavailable(f"Spark does not say how many rows it wrote into {folder}, so whether all are there cannot be told.")
+    return told[0]
+
+
+def require_all(scratch: str | None, written: int | None, found: int) -> None:
+    """Raise ConfigError where rows are missing, because each machine has a folder of its own by that name.
+
+    Asked of each batch: an executor on another machine may join at any time.
+    """
+    if written is not None and found != written:
         raise ConfigError(
-            f"Limits(scratch={scratch!r}) is not one folder for driver and executors: of {PROBES} files that tasks wrote there, {found} "
+            f"Limits(scratch={scratch!r}) is not one folder for driver and executors: of {written} rows that tasks wrote there, {found} "
             "are found. Give a folder that all of them share, such as a mounted volume or object storage."
         )
-    _SHARED.add(scratch)
 
 
 def require_shared(session: SparkSession, scratch: str | None) -> None:

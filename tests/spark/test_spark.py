@@ -5,9 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from checkpoint.errors import ConfigError, SinkMismatch
+from checkpoint.errors import ConfigError, SinkMismatch, StoreUnavailable
 from dedup import Columns, Consumer, ReprocessOptions, Selection, decode, replay
 from dedup.core.rows import frame_of
 from dedup.decode.prepare import Prepare
@@ -220,12 +223,68 @@ def test_a_column_of_the_user_keeps_its_name_in_scratch_files(spark: SparkSessio
         assert [row["_row"] for row in rows.frame(np.array([0, 1])).collect()] == [7, 7]
 
 
+@pytest.mark.parametrize("rows", [100, 0])
+def test_rows_of_a_batch_that_stay_on_other_machines_are_missed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Where executors are elsewhere each batch is counted, and not the first one alone: a machine may join with a folder of its own."""
+    from dedup.spark.batch import SparkBatch
+
+    writer = type(spark.range(1).write)
+    real = writer.parquet
+
+    def partly(self: Any, path: str) -> None:
+        real(self, path)
+        for file in sorted(tmp_path.rglob("part-*.parquet"))[: 1 if rows else 0]:
+            file.unlink()
+
+    monkeypatch.setattr("dedup.spark.features.is_local", lambda session: False)
+    columns = "'s' source, 't' topic, 0 partition, id sequence_number, cast('x' as binary) body"
+    batch = SparkBatch(spark.range(0, rows, 1, 2).selectExpr(*columns.split(", ")), str(tmp_path), collect=False)
+    with batch.evaluate(Prepare("shop")) as whole:
+        assert whole.index.num_rows == rows
+    monkeypatch.setattr(writer, "parquet", partly)
+    missed = pytest.raises(ConfigError, match=r"is not one folder .* of 100 rows that tasks wrote there, 50 are found")
+    with missed if rows else nullcontext(), batch.evaluate(Prepare("shop")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_that_spark_does_not_count_are_not_taken(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may drop the event that tells their number: then nothing is decided, and no batch waits for ever."""
+    from dedup.spark import batch
+
+    monkeypatch.setattr(batch, "TOLD_WITHIN", 0.1)
+    monkeypatch.setattr(type(batch.Observation()), "get", property(lambda self: {"rows": threading.Event().wait(0.5)}))
+    with pytest.raises(StoreUnavailable, match="how many rows it wrote"):
+        batch.write_counted(spark.range(1), str(tmp_path / "rows"))
+
+
+def test_a_chunk_of_scratch_files_reads_only_its_part_of_them(spark: SparkSession, tmp_path: Path, capsys: Any) -> None:
+    """Each chunk asks for the range of its rows, which Spark hands to the files; their rows are the same, in their order."""
+    from dedup.spark.batch import SparkBatch
+
+    columns = "'s' source, 't' topic, 0 partition, id sequence_number, cast('x' as binary) body"
+    frame = spark.range(0, 400, 1, 4).selectExpr(*columns.split(", "))
+    with SparkBatch(frame, str(tmp_path), collect=False).evaluate(Prepare("shop")) as rows:
+        numbers = np.asarray(rows.index["sequence_number"])
+        order = np.argsort(numbers)
+        for chosen in (order[110:130], order[[5, 3, 390]], order[::-3], order[:0]):
+            wanted = numbers[chosen].tolist()
+            assert rows.content(chosen)["sequence_number"].to_pylist() == wanted
+            few = rows.frame(chosen)
+            assert sorted(row["sequence_number"] for row in few.collect()) == sorted(wanted)
+        rows.frame(order[110:130]).explain()
+    assert re.search(r"PushedFilters: \[[^\]]*GreaterThanOrEqual\(_dedup_row,\d+\)", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("where", ["{}", "file:{}"])
 def test_scratch_folders_are_removed(where: str, spark: SparkSession, tmp_path: Path) -> None:
-    """With a batch's end nothing of its rows stays, wherever the folder is; not even where the batch failed."""
+    """With a batch's end nothing of its rows stays, wherever the folder is and whatever Spark's default is; not even where it failed."""
     from dedup.spark.batch import scratch_folder
 
     with pytest.raises(OSError, match="away"), scratch_folder(spark, where.format(tmp_path)) as folder:
+        assert folder.startswith("file:///")
         spark.range(3).write.parquet(folder)
         assert list(tmp_path.rglob("*.parquet"))
         raise OSError("away")
