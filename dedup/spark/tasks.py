@@ -197,10 +197,15 @@ def _commit_in_tasks(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
         outcomes = _commit_shuffled(job, tasks, head, run, first=first)
     for row in outcomes:
         report += Report.of_counts(np.asarray(row["states"]))
-    parked = [group for row in outcomes if row["parked"] for group in pickle.loads(row["parked"])]
-    tell_parked(job.policy.on_failure.on_parked, together(parked))
+    _tell_parked(job, outcomes)
     _raise_worst(_errors(outcomes), job.policy.on_failure)
     return report, close(job, _reached(head, run, outcomes), run)
+
+
+def _tell_parked(job: Job, outcomes: Iterable[Mapping[str, Any]]) -> None:
+    """Tell of the letters that these slices have committed. Crash: as of `tell_parked`."""
+    parked = [group for row in outcomes if row["parked"] for group in pickle.loads(row["parked"])]
+    tell_parked(job.policy.on_failure.on_parked, together(parked))
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,7 @@ def _commit_shuffled(job: Job, tasks: Tasks, head: Head, run: Run, *, first: boo
     gap_checked = _check_gaps(job, tasks, head, run) if first and _may_gap(head, run) else frozenset()
     outcomes = _run_tasks(job, tasks, head, run, gap_checked, alone=first and _have_died(job, tasks))
     if any(isinstance(error, PositionGap) for error in _errors(outcomes)):
+        _tell_parked(job, outcomes)  # of the slices that have committed: they do not park these events again
         now = replace(job.store.head(job.name), epoch=head.epoch)
         outcomes = _run_tasks(job, tasks, now, run, _check_gaps(job, tasks, head, run), alone=_have_died(job, tasks))
     return outcomes

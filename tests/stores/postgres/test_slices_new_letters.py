@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoint.errors import StoreUnavailable
-from dedup import Encrypt, ParkedGroup, Selection, reprocess
+from checkpoint.errors import PositionGap, StoreUnavailable
+from dedup import Consumer, Encrypt, ParkedGroup, Selection, reprocess
 from kit.foreach_kit import bare
 from kit.forgetting import places_with
 from kit.local_tasks import Tasks, run_in
@@ -42,6 +42,26 @@ def test_letters_of_all_slices_are_told_together(postgres: str, keeps: bool) -> 
     with pytest.raises(StoreUnavailable):
         run_in(Tasks(more, keeps=keeps), made, more, 1)
     assert [group.letters for group in told] == [5, 1] and states(place) == {"WAITING": 6}
+
+
+def test_letters_of_a_batch_with_a_gap_are_told(postgres: str) -> None:
+    """A slice commits its letters before the slice of another partition finds a gap, which stops the batch: nobody parks them again."""
+    place, told = PostgresPlace(postgres), list[ParkedGroup]()
+    place.create_sink()
+
+    def run(made: Consumer, number: int, *events: dict[str, Any]) -> None:
+        rows = batch(*events)
+        run_in(Tasks(rows, keeps=False), made, rows, number)
+
+    first, later = (bare(place.store(), query=query, on_parked=told.append) for query in ("first", "later"))
+    for made in (first, later):
+        made.foreach(into="orders")(lambda event, tx: {"id": event.data["id"], "amount": 1 // event.data["amount"]})
+    run(first, 0, event(0, "a"), event(0, "b", partition=1))
+    run(later, 0, event(1, "c"))
+    with pytest.raises(PositionGap):
+        run(later, 1, event(2, "bad", 0), event(9, "d", partition=1))
+    assert [letter["sequence_number"] for letter in letters(place.store())] == [2]
+    assert [(group.kind, group.letters) for group in told] == [("HANDLER_ERROR", 1)]
 
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
