@@ -36,11 +36,11 @@ from dedup.delta.ledger import (
     LogRow,
     Mark,
     SinkFiles,
-    batch_docs,
     freed_rows,
     log_rows,
     reservations,
 )
+from dedup.delta.ledger_log import batch_docs
 from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import LASTS, ledger_rows
 from dedup.delta.sinks import NoTable, Sink

@@ -29,7 +29,7 @@ from deadletter.letter import HISTORY
 from deadletter.selection import Selection
 from dedup.core.retention import Remains
 from dedup.core.settings import DELTA_STORE
-from dedup.delta import erasure, letters, upkeep, verify
+from dedup.delta import erasure, ledger_log, letters, upkeep, verify
 from dedup.delta.commit import Decision, SinkPublisher, commit_decision
 from dedup.delta.consumers import AMEND_ATTEMPTS, States
 from dedup.delta.deletion import Deleting
@@ -383,7 +383,7 @@ class DeltaStore(Joins, Deleting, Tending):
     def batches(self, consumer: str, record_filter: RecordFilter = ALL) -> pa.Table:
         """Batch records (BATCHES + generation, epoch, seq, committed_at), in seq order."""
         with self._states.caught_up(consumer) as state:
-            return verify.batches(state.ledger, record_filter)
+            return ledger_log.batches(state.ledger, record_filter)
 
     def letters(self, selection: Selection, columns: Sequence[str] | None = None) -> pa.Table:
         """Dead letters (LETTERS + duplicates) in position order; those that are decided and not yet published are among them.

@@ -18,7 +18,7 @@ from typing import Self
 
 from checkpoint.errors import ConfigError, DedupError, command
 from dedup.core.retention import Part, PurgeBound, Upkept, apart, bounded, message_purges
-from dedup.delta import upkeep, verify
+from dedup.delta import ledger_log, upkeep, verify
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.consumers import States
 from dedup.delta.outbox import DeltaOutbox
@@ -64,7 +64,7 @@ class Tending:
         That is the day itself, or as long before the time of the log that the consumer has reached as the day is before now.
         """
         with self._states.existing(consumer) as state:
-            reached = verify.reached(state)
+            reached = ledger_log.reached(state)
         return bounded(consumer, reached, midnight(before), dt.datetime.now(dt.UTC)) if reached else None
 
     def purge(self, consumer: str, before: dt.date, *, by: str, reason: str, although_behind: bool = False) -> None:
@@ -85,7 +85,7 @@ class Tending:
                 log.warning("Purging reservations: %s", told)
             before = bound.bound.date()
         with self._states.existing(consumer) as state:
-            floors = verify.floors(state, before)
+            floors = ledger_log.floors(state, before)
         decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
         with self._states.turns(consumer).letters(lambda: self._states.header(consumer)):
             self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))

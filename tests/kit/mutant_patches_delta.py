@@ -195,7 +195,7 @@ DELTA = (
     ),
     Mutant(
         "a purge leaves out what was decided since one that asked for days to come",
-        "dedup/delta/verify.py",
+        "dedup/delta/ledger_log.py",
         "filter(None, (state.header.purged_before, state.header.purged_on))",
         "filter(None, (state.header.purged_before,))",
         "tests/stores/delta/test_delta_days.py::test_purges_one_after_another_know_the_highest_position_of_each_partition",

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from checkpoint.position import Partition
 from checkpoint.records import RecordFilter
-from dedup.delta import DeltaStore, ledger, verify
+from dedup.delta import DeltaStore, ledger, ledger_log
 from dedup.delta.compaction import compact
 from dedup.delta.ledger import LOG, Ledger
 from kit import delta_kit as kit
@@ -116,7 +116,7 @@ def test_of_a_busy_day_the_last_hour_tells_where_a_consumer_is(days: Days, monke
     """A few decisions at a time are read, also where a compaction has put them into one file, and none of before that hour."""
     read = list[list[int]]()
     rows_of = ledger.rows_of
-    monkeypatch.setattr(verify, "PORTION", 2)
+    monkeypatch.setattr(ledger_log, "PORTION", 2)
     monkeypatch.setattr(ledger, "rows_of", lambda *given: read.append((rows := rows_of(*given))["seq"].to_pylist()) or rows)
     for minute in range(0, 200, 20):
         days.decide(0, minute, partition=minute // 20 % 2, minute=minute)
@@ -130,7 +130,7 @@ def test_of_a_busy_day_the_last_hour_tells_where_a_consumer_is(days: Days, monke
 
 def test_a_purge_has_few_decisions_of_a_busy_day_in_memory(days: Days, monkeypatch: pytest.MonkeyPatch) -> None:
     """And knows the highest position of each partition all the same."""
-    monkeypatch.setattr(verify, "PORTION", 2)
+    monkeypatch.setattr(ledger_log, "PORTION", 2)
     for minute in range(7):
         days.decide(0, 100 + minute, partition=minute % 3, minute=minute)
     assert days.purge(5, 1) == {kit.partition(0): 106, kit.partition(1): 104, kit.partition(2): 105}

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError
 
 from checkpoint.errors import CommitConflict, ConfigError, StoreUnavailable
 from dedup import DeltaStore
-from dedup.delta import outbox, upkeep, verify
+from dedup.delta import ledger_log, outbox, upkeep
 from dedup.delta.engine import DeltaRs
 from kit.aged import MONTH, age, deliver, now, turned
 from kit.orders import assert_proven, batch, consumer, event, ids, orders, write_orders
@@ -118,7 +118,7 @@ def test_a_turn_with_nothing_to_forget_reads_neither_the_log_nor_the_messages(tm
     place.create_sink()
     publisher(place.store())(batch(*orders(range(4))), 0)
     dispatcher(place, Receiver()).once()
-    for where, name in ((verify, "reached"), (outbox, "OutboxSnapshot")):
+    for where, name in ((ledger_log, "reached"), (outbox, "OutboxSnapshot")):
         monkeypatch.setattr(where, name, lambda *_: pytest.fail("it reads them"))
     turn: Any = place.store().upkeep_turn("shop", MONTH)
     assert list(turn.portions()) == []

@@ -298,4 +298,4 @@ def test_files_go_through_the_object_store_where_there_is_no_local_path(folder: 
     fresh = open_store(folder)
     assert show(folder) == [1, 2, 4] and fresh.reserved(kit.NAME) == 4 and fresh.letters(Selection()).num_rows == 1
     assert fresh.consumers() == [kit.NAME] and fresh.problems(kit.NAME) == []
-    assert '"epoch": 1' in (fresh._heartbeat(kit.NAME).read() or "")
+    assert '"epoch": 1' in (fresh._heartbeat(kit.NAME).of(1) or "")
