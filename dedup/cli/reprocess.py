@@ -76,7 +76,7 @@ RUN_ONLY = ("replayed", "missing")
 UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 """Columns of letters that could not be read."""
 
-_UNREAD = "unread: the whole events of these letters are in the log alone, or are sealed, and cannot be read"
+_UNREAD = "unread: the events of these letters cannot be had; why says the reason"
 
 FILTERS = tuple(name for name in OPTIONS if name not in ("consumer", "status"))
 """The consumer is the one that is named, and what can be run is what is open or blocked."""

@@ -33,13 +33,14 @@ _NAMES = {"key": "event_key"}
 
 
 def restored(
-    letters: pa.Table, whole: Mapping[str, WholeEvent], redact: hiding.Redact | None, lost: Collection[str]
+    letters: pa.Table, whole: Mapping[str, WholeEvent], redact: hiding.Redact | None, lost: Collection[str], *, decodes: bool
 ) -> tuple[pa.Table, dict[str, str]]:
     """These letters with the contents of their events: sealed ones are opened, masked and cut ones get what the log has.
 
     Args:
         whole: of letters that keep only a part of their events.
         lost: letters that have no event any more, and need none.
+        decodes: whether `data` is going to be made of their bodies.
 
     Returns:
         The letters without those that cannot be run; and why, by id.
@@ -54,8 +55,11 @@ def restored(
             changes[row] = _from_log(letters.slice(row, 1).to_pylist()[0], masked.get(row), whole.get(id))
         except Refused as error:
             why[id] = str(error)
-    closed = pc.is_in(letters["id"], value_set=pa.array(list(why), pa.string()))
-    return hiding.with_contents(letters, changes).filter(pc.invert(closed)), why
+    letters = hiding.with_contents(letters, changes)
+    for id, kept in zip(letters["id"].to_pylist(), letters["extras"].to_pylist(), strict=True):
+        if id not in lost and id not in why and (wrong := _wrong(kept, decodes=decodes)):
+            why[id] = wrong
+    return letters.filter(pc.invert(pc.is_in(letters["id"], value_set=pa.array(list(why), pa.string())))), why
 
 
 def _from_log(letter: Mapping[str, Any], mark: hiding.HiddenMark | None, event: WholeEvent | None) -> dict[str, Any]:
@@ -113,8 +117,8 @@ def _extras(ids: Sequence[str], kept: Sequence[bytes | None], *, decodes: bool) 
     if not any(kept):
         return None
     for letter, one in zip(ids, kept, strict=True):
-        if one:
-            _refuse_own(letter, pa.ipc.open_stream(one).schema.names, decodes=decodes)
+        if wrong := _wrong(one, decodes=decodes):
+            raise ConfigError(f"Letter {letter}, {wrong}")
     tables = [pa.ipc.open_stream(one).read_all() if one else None for one in kept]
     empty = pa.unify_schemas([t.schema for t in tables if t is not None]).empty_table()
     nothing = pa.table([pa.nulls(1, f.type) for f in empty.schema], schema=empty.schema) if len(empty.schema) else empty
@@ -122,16 +126,21 @@ def _extras(ids: Sequence[str], kept: Sequence[bytes | None], *, decodes: bool) 
     return dict(zip(whole.column_names, whole.columns, strict=True))
 
 
-def _refuse_own(letter: str, names: Sequence[str], *, decodes: bool) -> None:
+def _wrong(kept: bytes | None, *, decodes: bool) -> str | None:
+    """Why an event cannot have these other columns of its letter; None where it can."""
     try:
+        names = pa.ipc.open_stream(kept).read_all().column_names if kept else []
         refuse_own(names)
     except Unproven as error:
-        raise ConfigError(f"Letter {letter}, {error}: somebody has changed it. Leave it out, or discard it.") from error
-    if decodes and (data := [name for name in names if name.lower() == "data"]):
-        raise ConfigError(
-            f"Letter {letter} has a column {data[0]!r} of the input, and decode= makes `data` of the body: it was parked without decode=, "
-            "or somebody has changed it. Run it with a consumer that has no decode=, leave it out, or discard it."
-        )
+        return f"{error}: somebody has changed it. Leave it out, or discard it."
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return f"column extras: it cannot be read: {error}. Leave it out, or discard it."
+    if not decodes or not (data := [name for name in names if name.lower() == "data"]):
+        return None
+    return (
+        f"column extras: it has a column {data[0]!r} of the input, and decode= makes `data` of the body: it was parked without decode=, or "
+        "somebody has changed it. Run it with a consumer that has no decode=, leave it out, or discard it."
+    )
 
 
 def as_they_came(prepare: Prepare, incarnations: Mapping[tuple[str, str], int]) -> Prepare:

@@ -109,8 +109,8 @@ def reprocess(
         ReprocessStopped: `options.stop_after` letters in a row failed.
         LettersUnread: the log alone has the whole event of some letters, and it could not be read: nothing is registered with
             `consumer.register_log_reader`, the log does not have the event any more (see `options.skip_missing`) or has another one, or
-            the broker does not answer. Or a letter is sealed and cannot be opened. All other letters were run; `report.unread` of the
-            error names each that was not, and why.
+            the broker does not answer. Or a letter is sealed and cannot be opened, or has other columns that no event can have. All other
+            letters were run; `report.unread` of the error names each that was not, and why.
         SealUnavailable: the text of a new failure could not be sealed; the letters of its transaction were not changed.
         PositionsMissing: with from_log; absent positions are not in the log; without `options.skip_missing`.
         HandlerError: this is called inside the consumer's own handler.
@@ -204,7 +204,7 @@ class _Transacted(NamedTuple):
     """What one transaction has made of letters."""
 
     states: dict[str, int]  # letter -> what became of it
-    closed: dict[str, str]  # letters that cannot be opened, and why
+    closed: dict[str, str]  # letters whose events cannot be had, and why
     lost: frozenset[str]  # letters that became LOST
     left: list[str]  # letters that can be run, in a transaction of their own
 
@@ -312,7 +312,8 @@ class _Reprocess:
         """
         job, store = self.job, self.job.store
         with company.taken(job.name), store.begin_letters(job.name) as transaction:
-            letters, closed = restored(transaction.lock(sorted({*ids, *lost})), bodies, job.policy.on_failure.redact, lost)
+            letters, redact = transaction.lock(sorted({*ids, *lost})), job.policy.on_failure.redact
+            letters, closed = restored(letters, bodies, redact, lost, decodes=job.policy.decodes)
             gone, letters, left = _at_once(eligible(letters), lost)
             steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}

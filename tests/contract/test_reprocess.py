@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import LettersUnread, SourceUnavailable
-from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, reprocess
+from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, decode, reprocess
 from dedup.core.store import Store
-from kit.orders import assert_proven, consumer, letters
+from kit.orders import ORDER, assert_proven, consumer, letters
 from kit.people import ALL, statuses
 from kit.places import Place, other_place
 
@@ -62,6 +62,20 @@ def test_a_letter_keeps_the_inputs_own_column_data(place: Place, name: str) -> N
     strict.rejects = False
     assert reprocess(Selection(), strict.run).reprocessed == 1
     assert [value for _, value in strict.values(name)] == [{"id": "a", "amount": 5}]
+    assert_proven(place.store())
+
+
+def test_a_letter_with_a_column_that_decode_makes_stops_no_others(place: Place) -> None:
+    """It was parked before the consumer had decode=: it is named and left, the others run, and so does it without decode=."""
+    before = Strict(place.store())
+    before.run(rows(0, data=[{"amount": 5}]), 0)
+    before.run(rows(1, v=[1]), 1)
+    after = Strict(place.store(), decode=decode.json(ORDER))
+    before.rejects = after.rejects = False
+    with pytest.raises(LettersUnread, match=r"1 of 2 letters .* o/0 0 .* it has a column 'data' .* no decode=") as error:
+        reprocess(Selection(), after.run)
+    assert (error.value.report.reprocessed, statuses(place.store())) == (1, ["OPEN", "REPROCESSED"])
+    assert reprocess(Selection(), before.run).reprocessed == 1
     assert_proven(place.store())
 
 
