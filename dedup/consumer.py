@@ -200,11 +200,6 @@ class Consumer(Registered):
         if self._upkeep is not None:
             self._upkeep.after_batch()
 
-    def _delay_upkeep(self, seconds: float) -> None:
-        """Begin no turn of the upkeep for so long."""
-        if self._upkeep is not None:
-            self._upkeep.wait(seconds)
-
     def _stop_upkeep(self) -> None:
         """End the upkeep that `Limits(upkeep=True)` does now, within some seconds. A later batch begins it again.
 
@@ -436,7 +431,6 @@ class Consumer(Registered):
             send_messages=self.send_messages,
             tell_retention=self._tell_retention,
             after_batch=self._after_batch,
-            delay_upkeep=self._delay_upkeep,
             stop_upkeep=self._stop_upkeep,
             on_batch=self.on_batch,
         )

@@ -22,7 +22,7 @@ _HEADER = re.compile(r"^-- name: (\w+)\n((?:--.*\n)+)", re.MULTILINE)
 OLDEST_SERVER = 140000
 """PostgreSQL 14: the first one with multiranges."""
 
-OLDEST_SCHEMA = 12
+OLDEST_SCHEMA = 13
 """Where this library may not migrate, it works on tables from this migration on. A statement that needs a later one raises it."""
 
 _COMPATIBLE = re.compile(r"^-- Compatible with libraries from migration (\d+) on\.$", re.MULTILINE)

@@ -22,8 +22,15 @@ from dedup.core.messages import Outbox
 ACTIVE = dt.timedelta(hours=1)
 """A partition without an event in this time before the last batch counts as read to its end: a batch of Spark has some of each with more.
 
-So it does not while a batch is decided in part, whose later chunks may have the others.
+In the middle of a batch, whose later chunks may have the others, and of a runner, whose processes take one partition after another when
+they start, it counts as read up to the last decision before that time.
 """
+
+NEVER = dt.datetime.min.replace(tzinfo=dt.UTC)
+"""Before anything was decided."""
+
+TOLD = 2 * ACTIVE
+"""A difference that is smaller is not told: every consumer is a little behind."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +42,8 @@ class PurgeBound:
     bound: dt.datetime  # aware: what was reserved before may be purged
 
     def told(self, before: dt.datetime) -> str | None:
-        """Why less is purged than was asked for; None where the difference is less than an hour: every consumer is a little behind."""
-        if before - self.bound < ACTIVE:
+        """Why less is purged than was asked for; None where the difference is less than TOLD."""
+        if before - self.bound < TOLD:
             return None
         return (
             f"{self.consumer} has read its log up to {_shown(self.read_to)} only. So reservations that are newer than {_shown(self.bound)} "
@@ -144,17 +151,20 @@ def apart(parts: Iterable[Part]) -> list[Upkept]:
     return lines
 
 
-def read_to(checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime], *, ended: bool = True) -> dt.datetime:
+def read_to(
+    checkpoints: Mapping[Partition, Checkpoint], decided: Mapping[Partition, dt.datetime], before: dt.datetime | None = None
+) -> dt.datetime:
     """The time of the log up to which everything is decided.
 
     Args:
-        decided: partition -> when its newest positions were decided; not empty. Only what is newer than ACTIVE has to be there.
-        ended: whether the last batch is decided to its end; else every checkpoint counts.
+        decided: partition -> when its newest positions were decided; not empty. Of those that were decided long ago some may lack.
+        before: a partition without a decision since then was read to its end by then; None: by now, if it had none in ACTIVE.
     """
     last = max(decided.values())
-    active = {p for p, at in decided.items() if at >= last - ACTIVE} if ended else set(checkpoints)
-    times = (point.enqueued_time for p, point in checkpoints.items() if p in active)
-    return min([last, *(time for time in times if time is not None)])
+    active = {p for p, at in decided.items() if (at >= last - ACTIVE if before is None else at > before)}
+    times = [point.enqueued_time for p, point in checkpoints.items() if p in active]
+    quiet = [before] if before is not None and before > NEVER and not active.issuperset(checkpoints) else []
+    return min([last, *quiet, *(time for time in times if time is not None)])
 
 
 def bounded(consumer: str, reached: dt.datetime, before: dt.datetime, now: dt.datetime) -> PurgeBound:

@@ -73,13 +73,13 @@ LogRow = tuple[str, str | None, str | None, int | None, str]
 WHOLE_BYTES = 16 * 1024 * 1024
 """Files on object storage up to which they are read by one request; of larger ones, ranges."""
 
-STATE_VERSION = 4
+STATE_VERSION = 5
 """Version of everything this package keeps: ledger columns, headers, dead letter events."""
 
 OLDEST_STATE = 4
 """This library works on what versions from this one on have written."""
 
-COMPATIBLE_WITH = 4
+COMPATIBLE_WITH = 5
 """Libraries that know this version work on what this one writes. A version that only adds names to the header's document leaves it: an
 older library carries them on from decision to decision (`Header.later`). Whatever else changes raises it: it stops them (StateTooNew)."""
 

@@ -5,6 +5,7 @@ A day of it may be more than memory has room for, so it is read a day or a porti
 
 from __future__ import annotations
 
+import bisect
 import datetime as dt
 import json
 from collections import Counter
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from checkpoint.position import Partition
 from checkpoint.records import BATCHES, RecordFilter
-from dedup.core.retention import ACTIVE, read_to
+from dedup.core.retention import ACTIVE, NEVER, read_to
 from dedup.delta.ledger import BATCH, HEADER, LOG, LOG_COLUMNS, Header, Ledger, LedgerFile
 from dedup.delta.ledger_files import Portion, portions
 from dedup.delta.state import ConsumerState
@@ -28,7 +29,7 @@ PORTION = 4000
 RECORDS = 1000
 """Batch records that are Python objects at once."""
 
-NEVER = dt.datetime.max.replace(tzinfo=dt.UTC)
+FUTURE = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 _COLUMNS = ("source", "topic", "partition")
 _RANGES = ("seen", "duplicates", "skipped", "late")
@@ -135,21 +136,37 @@ def floors(state: ConsumerState, before: dt.date) -> dict[Partition, int]:
 def reached(state: ConsumerState) -> dt.datetime | None:
     """The time of the log up to which everything is decided; without positions, when the last batch was. None where nothing was decided.
 
-    Reads the log backwards, as far as `read_to` needs it: partitions that had nothing in its last hour do not count.
+    Reads the log backwards, as far as `read_to` needs it: partitions that had nothing in its last hour are not looked for.
     """
-    points = state.header.head.checkpoints
-    newest: dict[Partition, dt.datetime] = {}
+    points, newest = state.header.head.checkpoints, dict[Partition, dt.datetime]()
     batch: dt.datetime | None = None
+    before = None if state.header.head.batch_ended and state.header.members is None else NEVER
     for portion in portions([f for f in state.ledger.files_now() if f.section == LOG], 0, PORTION):
         log = _log(state, portion)
         found, last = _highest(state, log, late=False), log.last_batch()
         times = log.times([last, pc.min(log.rows["seq"]).as_py(), *(seq for _, seq in found.values())])
         batch = batch or times.get(last)
         newest = {p: times[seq] for p, (_, seq) in found.items() if seq in times} | newest
-        older = dt.datetime.combine(portion.day, dt.time(), dt.UTC) if portion.last else min(times.values(), default=NEVER)
-        if (newest and older <= max(newest.values()) - ACTIVE) or (batch and not points):
+        if before == NEVER and newest:
+            before = _last_before(state, log, max(newest.values()) - ACTIVE)
+        older = dt.datetime.combine(portion.day, dt.time(), dt.UTC) if portion.last else min(times.values(), default=FUTURE)
+        if (newest and before != NEVER and older <= max(newest.values()) - ACTIVE) or (batch and not points):
             break
-    return read_to(points, newest, ended=state.header.head.batch_ended) if newest else batch
+    return read_to(points, newest, before) if newest else batch
+
+
+def _last_before(state: ConsumerState, log: LedgerLog, limit: dt.datetime) -> dt.datetime:
+    """When the newest decision before this time was made, of no batch that is decided in part; NEVER where none is here."""
+    head = state.header.head
+    own = None if head.batch_ended else (head.query_id, head.batch_id)
+    docs = ((row["seq"], json.loads(row["doc"])) for row in log.each_record())
+    seqs = sorted({seq for seq, doc in docs if (doc["query_id"], doc["batch_id"]) != own})
+
+    def time(seq: int) -> dt.datetime:
+        return log.times([seq]).get(seq, FUTURE)
+
+    place = bisect.bisect_left(seqs, True, key=lambda seq: time(seq) >= limit)
+    return time(seqs[place - 1]) if place else NEVER
 
 
 def _log(state: ConsumerState, portion: Portion) -> LedgerLog:

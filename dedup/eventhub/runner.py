@@ -35,7 +35,6 @@ from deadletter import outage
 from deadletter.redact import redact
 from dedup import logs
 from dedup.consumer import Consumer
-from dedup.core.retention import ACTIVE
 from dedup.core.settings import RUNNER
 from dedup.eventhub import rows
 from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden, made
@@ -192,7 +191,6 @@ class Runner:
         try:
             with contextlib.suppress(Stopping):
                 await asyncio.to_thread(self._member.join)
-                self._job.delay_upkeep(ACTIVE.total_seconds())  # by then each partition with more has had a batch
                 with self._member.beating():
                     while not self._ended.is_set():
                         partitions = await self._receive(partitions)

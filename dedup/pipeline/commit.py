@@ -87,7 +87,7 @@ class Policy:
         return replace(self, on_failure=replace(self.on_failure, budget=None), marker=untried())
 
 
-def nothing(*_: object) -> None:
+def nothing() -> None:
     """What a consumer does where nothing is asked for."""
 
 
@@ -119,7 +119,6 @@ class Job:
     send_messages: Callable[[], None] = nothing  # those that a batch has published, where there is a destination
     tell_retention: Callable[[], None] = nothing  # before the first batch
     after_batch: Callable[[], None] = nothing  # begins the upkeep that the consumer does by itself
-    delay_upkeep: Callable[[float], None] = nothing  # so many seconds
     stop_upkeep: Callable[[], None] = nothing
     on_batch: OnBatch | None = None
 

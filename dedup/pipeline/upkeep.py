@@ -74,10 +74,6 @@ class OwnUpkeep:
             except RuntimeError:  # the interpreter ends, or the system has no thread left: the next batch tries again
                 self._thread = None
 
-    def wait(self, seconds: float) -> None:
-        """Begin no turn for so long."""
-        self._due = time.monotonic() + seconds
-
     def let_end(self) -> None:
         """Let no further portion begin. Waits for nothing, so that a garbage collection may call it. Crash: as of `after_batch`."""
         self._stopping.set()

@@ -114,16 +114,6 @@ class Entra:
         return AccessToken(self._token, int(time.time()) + 600)
 
 
-def test_the_own_upkeep_of_a_runner_waits_for_an_hour(place: Place, sent: Orders) -> None:
-    """Until then a partition may not have been asked, and count as read to its end."""
-    sent.send(20)
-    consumer = runner_child.consumer(place.store(), retention=dt.timedelta(days=30), upkeep=True)
-    with running(consumer, sent) as one:
-        sent.wait(place, one.alive)
-    upkeep: Any = consumer._upkeep
-    assert upkeep._thread is None and upkeep._due > time.monotonic() + 3000
-
-
 def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
     """One token credential serves the questions about the hub and the client in its loop."""
     sent.send(50)

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.errors import IncarnationChanged
+from checkpoint.position import Partition
 from dedup.core.retention import PurgeBound
+from dedup.pipeline.member import Member
 from kit.aged import MONTH, age, months_later, now
 from kit.clock import showing
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids
@@ -78,6 +80,18 @@ def test_in_the_middle_of_a_batch_each_partition_counts(place: Place) -> None:
         event(0, "b", topic="first", enqueued_time=now()), event(1, "c", enqueued_time=stopped), event(2, "a", enqueued_time=stopped)
     )
     assert consumer(place.store())(again, 1).duplicates == 1
+    assert_proven(place.store())
+
+
+def test_of_a_runner_that_goes_on_each_partition_counts(place: Place) -> None:
+    """After a long stop its processes take one partition after another: keys of those that had no batch yet are kept."""
+    age(place)
+    one = Member(consumer(place.store(), query=None).job())
+    one.join()
+    other, first = (Partition("broker", "orders", number) for number in (0, 1))
+    assert one.process(one.claim(first), batch(at(0, "b", now(), partition=1))).processed == 1
+    place.store().upkeep(MONTH)  # type: ignore[attr-defined]
+    assert one.process(one.claim(other), batch(at(1, "a", ago(days=89)))).duplicates == 1
     assert_proven(place.store())
 
 

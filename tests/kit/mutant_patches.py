@@ -19,7 +19,8 @@ _PLAN = "tests/unit/test_planning.py::"
 _DELIVERY, _GUARDS, _JOIN = "tests/contract/test_delivery.py::", "tests/contract/test_guards.py::", "tests/contract/test_join.py::"
 _HELD = "    union all\n    {held}\n"
 _GUARD = _PLAN + "test_the_guard_refuses_exactly_what_contradicts_the_state"
-_BOUND = "tests/contract/test_purge_bound.py::test_a_duplicate_that_the_log_still_holds_is_known_after_a_purge"
+_BEHIND = "tests/contract/test_purge_bound.py::"
+_BOUND = _BEHIND + "test_a_duplicate_that_the_log_still_holds_is_known_after_a_purge"
 _GUARDED = "tests/stores/postgres/test_postgres_guard.py::"
 _SLICES = "tests/crash/test_slices.py::"
 _KEPT = "tests/stores/postgres/test_slices_kept.py::"
@@ -328,6 +329,20 @@ MUTANTS = (
         "min(before, reached - max(",
         "min(before, now - max(",
         "tests/contract/test_upkeep.py::test_a_consumer_that_stopped_keeps_what_its_log_may_repeat",
+    ),
+    Mutant(
+        "in the middle of a batch PostgreSQL takes a quiet partition for read to its end",
+        "sql/postgres/0013_purge_bounds.sql",
+        "(not e.asked_all or d.at",
+        "(d.at",
+        _BEHIND + "test_in_the_middle_of_a_batch_each_partition_counts",
+    ),
+    Mutant(
+        "among processes of a runner Delta takes a quiet partition for read to its end",
+        "dedup/delta/ledger_log.py",
+        "before = None if state.header.head.batch_ended and state.header.members is None else NEVER",
+        "before = None if state.header.head.batch_ended else NEVER",
+        _BEHIND + "test_of_a_runner_that_goes_on_each_partition_counts",
     ),
     Mutant(
         "a purged table is dropped while a batch may ask it",

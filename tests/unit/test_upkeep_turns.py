@@ -205,21 +205,3 @@ def test_a_panic_is_a_failure_as_any_other(caplog: pytest.LogCaptureFixture) -> 
         ended(made)
     (warned,) = [r.getMessage() for r in caplog.records]
     assert "failed 3 times" in warned and "index out of bounds" in warned
-
-
-def test_no_turn_begins_before_its_time() -> None:
-    """A runner that has just started may not have asked each of its partitions: its upkeep waits."""
-    turns = list[Portions]()
-
-    def begin() -> Portions:
-        turns.append(Portions())
-        return turns[-1]
-
-    made = upkeep(begin)
-    made.wait(NEVER)
-    made.after_batch()
-    assert made._thread is None
-    made.wait(0)
-    made.after_batch()
-    ended(made)
-    assert len(turns) == 1

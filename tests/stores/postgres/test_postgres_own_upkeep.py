@@ -70,7 +70,7 @@ def waiting(place: PostgresPlace) -> int:
 
 def gone(place: PostgresPlace, session: int) -> None:
     """That session has ended."""
-    until(lambda: run(place.url, f"select from pg_stat_activity where pid = {session}") == [])
+    until(lambda: run(place.url, f"select 1 from pg_stat_activity where pid = {session}") == [])
 
 
 @pytest.mark.full

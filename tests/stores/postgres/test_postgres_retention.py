@@ -450,4 +450,10 @@ def test_the_slowest_consumer_of_a_schema_bounds_a_purge(store: PostgresStore, p
     assert store.purge_reservations(soon, although_behind=["two"]) == 0
     run(postgres, "update dedup.batch set committed_at = committed_at - interval '61 minutes' where partition = 0 and consumer_id = 1")
     assert store.purge_bounds(soon)[0].read_to > now, "partition 0 had no event for an hour"
+    run(postgres, "update dedup.progress set batch_ended = false where consumer_id = 1")
+    assert store.purge_bounds(soon)[0].read_to == old, "its events may come at the end of this batch"
+    run(postgres, "update dedup.progress set batch_ended = true where consumer_id = 1")
+    run(postgres, "update dedup.consumer set joint = true where id = 1")
+    assert old < store.purge_bounds(soon)[0].read_to < now, "of a runner it was read up to the decision before that hour"
+    run(postgres, "update dedup.consumer set joint = false where id = 1")
     assert store.purge_reservations(soon) == 1

@@ -20,7 +20,7 @@ def test_an_instance_goes_on_while_another_version_migrates_and_takes_over(postg
     place.create_sink()
     older = consumer(place.store())
     assert older(batch(*orders(range(3))), 0).processed == 3
-    assert upgrade(postgres) == ["0013_wider"]
+    assert upgrade(postgres) == ["0014_wider"]
     assert older(batch(*orders(range(6)), event(10, "bad", -1)), 1).dead_lettered == 1
     with next_library():
         newer = consumer(place.store(), query="q2")
@@ -46,9 +46,9 @@ def test_this_version_works_on_the_older_schema_where_it_may_not_migrate(postgre
     with next_library():
         store = PostgresStore(postgres, auto_migrate=False)
         assert consumer(store)(batch(*orders(range(3))), 0).processed == 3
-        assert store.migrate(dry_run=True) == ["0013_wider"]
+        assert store.migrate(dry_run=True) == ["0014_wider"]
         code, out, _ = dedup("migrate --check", place)
-        assert (code, out) == (1, "needs a migration: 0013_wider is not applied. Run `dedup migrate`.\n")
+        assert (code, out) == (1, "needs a migration: 0014_wider is not applied. Run `dedup migrate`.\n")
         assert PostgresStore(postgres).consumers() == ["shop"] and store.migrate(dry_run=True) == []
 
 
