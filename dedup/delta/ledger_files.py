@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoint.errors import StoreError, StoreUnavailable, command
+from dedup.delta.storage import is_local
 
 if TYPE_CHECKING:
     from dedup.delta.ledger import LedgerFile
@@ -83,12 +84,17 @@ def dated(rows: pa.Table, schema: pa.Schema, day: dt.date) -> pa.Table:
 
 @contextmanager
 def reading_file(path: str, ledger: str, consumer: str) -> Iterator[None]:
-    """Raises StoreUnavailable where a file of a ledger cannot be reached, StoreError where it is damaged."""
+    """Raises StoreUnavailable where a file of a ledger cannot be reached, StoreError where it is damaged.
+
+    Of damage within a page Arrow makes an OSError, without a number; a local file system gives one.
+    """
     try:
         yield
-    except OSError as error:
-        raise StoreUnavailable(f"The file {path} of the ledger {ledger} cannot be read: {error}") from error
-    except pa.ArrowException as error:
+    except MemoryError:  # Arrow's is both
+        raise
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not is_local(ledger)):
+            raise StoreUnavailable(f"The file {path} of the ledger {ledger} cannot be read: {error}") from error
         raise StoreError(
             f"The file {path} of the ledger {ledger} is damaged, and without it consumer {consumer!r} decides nothing: {error}. Bring this "
             f"file back from a backup; or bring back the whole ledger, and run {command('consumer', 'accept-restore', consumer)}."

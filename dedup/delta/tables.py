@@ -310,7 +310,7 @@ def computing() -> Iterator[None]:
     """Raises DeltaError in place of what delta-rs raises where a computation fails: a bare Exception, or a ValueError (1.6.6)."""
     try:
         yield
-    except FAILED:
+    except (*FAILED, MemoryError):
         raise
     except Exception as error:
         raise DeltaError(str(error)) from error

@@ -133,6 +133,8 @@ def _wrong(kept: bytes | None, *, decodes: bool) -> str | None:
         refuse_own(names)
     except Unproven as error:
         return f"{error}: somebody has changed it. Leave it out, or discard it."
+    except MemoryError:  # Arrow's is an ArrowException, too
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:
         return f"column extras: it cannot be read: {error}. Leave it out, or discard it."
     if not decodes or not (data := [name for name in names if name.lower() == "data"]):

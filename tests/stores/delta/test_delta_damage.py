@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -22,7 +23,8 @@ from checkpoint.errors import (
     StoreUnavailable,
 )
 from deadletter.selection import Selection
-from dedup.delta import DeltaStore
+from dedup.delta import DeltaStore, tables
+from dedup.delta.ledger_files import reading_file
 from dedup.signals.metrics import UP, Numbers
 from dedup.signals.standing import look
 from kit import delta_kit as kit
@@ -228,6 +230,13 @@ def test_one_damaged_consumer_hides_no_other(tmp_path: Path) -> None:
     assert sorted(labels["consumer"] for labels, _ in values["dedup_damage"]) == ["other", "shop"]
 
 
+def in_a_page(path: Path) -> None:
+    """A block of zeros in the middle of the file, with a sound end."""
+    content = bytearray(path.read_bytes())
+    content[30:200] = bytes(170)
+    path.write_bytes(content)
+
+
 def newest_of_log(place: DeltaPlace, name: str) -> Path:
     """The file of the consumer's newest decision."""
     folder = Path(place.where, "state", "ledger", name)
@@ -236,7 +245,7 @@ def newest_of_log(place: DeltaPlace, name: str) -> Path:
     )
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0" * 500)])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0" * 500), in_a_page])
 def test_an_upkeep_names_a_consumer_with_a_damaged_file_and_goes_on(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     """A file is gone, empty after a power cut, or not what was written; a batch names the file, too."""
     place = DeltaPlace(tmp_path)
@@ -250,5 +259,14 @@ def test_an_upkeep_names_a_consumer_with_a_damaged_file_and_goes_on(tmp_path: Pa
         *[(line.consumer, line.count, lost.name in (line.failed or "")) for line in store.upkeep(MONTH)], strict=True
     )
     assert (names, counts, named) == (("aaa", "bbb") * 2, (0, 1, 0, 0), (True, False) * 2)
-    with pytest.raises(StoreError, match=lost.name):
+    with pytest.raises(StoreError, match=lost.name) as told:
         consumer(place.store(), name="aaa")(batch(event(1, "b")), 1)
+    assert isinstance(told.value, StoreUnavailable) is (damage is Path.unlink)
+
+
+def test_no_memory_is_no_damage() -> None:
+    """Nobody is told to bring back a sound ledger because the process has no memory left."""
+    with pytest.raises(pa.ArrowMemoryError), reading_file("log.parquet", "/ledger", "shop"):
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+    with pytest.raises(MemoryError), tables.computing():
+        raise MemoryError
