@@ -57,6 +57,9 @@ _OF_AN_EPOCH = ("batch", "epoch", "join", "leave", "claim")
 MERGE_ATTEMPTS = 20
 """The same for a merge, which gives way to any other commit."""
 
+ERRORS = 3
+"""Errors that are no outage and no lost race, until a person is asked: each may read the whole sink. An OPTIMIZE in between may be one."""
+
 ATTEMPTS = 5
 """How often one publication is tried while others commit to the same sink."""
 
@@ -207,11 +210,13 @@ class SinkPublisher:
     def _publish_one(self, header: Header, entry: SinkFiles) -> bool:
         """Whether it took a commit of this process."""
         failure: Exception | None = None
-        tried = False
+        tried, errors = False, 0
         for attempt in range(ATTEMPTS if entry.merge is None else MERGE_ATTEMPTS):
             sink = self._open(header, entry)
             if self._finds_done(header, entry, sink, tried=tried):
                 return tried and failure is None  # after a refusal it was somebody else, or cannot be told
+            if errors == ERRORS:
+                break
             try:
                 if not self._has_files(header, entry, sink):
                     continue
@@ -219,9 +224,12 @@ class SinkPublisher:
                 tried = True
                 if self._add(header, entry, sink):
                     return True
+            except MemoryError:  # Arrow's is an ArrowException, too
+                raise
             except (*tables.FAILED, pa.ArrowException) as error:  # of Arrow: a staged file that is damaged
                 failure = error
                 self.state.sinks.forget(sink.uri)
+                errors += not (is_away(error) or isinstance(error, tables.COMMIT_REFUSED))
                 if tables.lost_race(error):
                     self.sleep(random.uniform(0, min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt)))
         raise self._not_published(header, entry, failure) from failure

@@ -182,12 +182,16 @@ def test_a_merge_that_can_never_be_carried_out_waits_for_a_person(
     """Whatever kind of error delta-rs makes of it, it is no outage: nobody waits for what does not pass by itself."""
     decided(tmp_path, monkeypatch, LONG, 1)
 
+    tries: list[int] = []
+
     def fails(*_: Any, **__: Any) -> None:
+        tries.append(1)
         raise error
 
     monkeypatch.setattr(DeltaTable, "merge", fails)
     with pytest.raises(PublicationStuck, match=r"Decision 2 \(2 rows\) cannot be published"):
         open_store(tmp_path).publish(kit.NAME)
+    assert len(tries) == 3, "each may read the whole sink"
     monkeypatch.undo()
     assert open_store(tmp_path).publish(kit.NAME) == 1 and shown(tmp_path) == [{"id": 5, "amount": 1}]
 
