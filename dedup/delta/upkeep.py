@@ -130,7 +130,8 @@ def amendment(
     """The header after `change`; what is decided is published first, so that nothing old is left to a new life.
 
     Args:
-        give_up: where the change begins all over, what cannot be published is given up.
+        give_up: where the change begins all over, what cannot be published to a sink is given up; of a sink that can be read only where a
+            person has to repair it.
 
     Raises:
         PublicationStuck: something cannot be published, and is not given up.
@@ -150,6 +151,8 @@ def amendment(
             raise
         if isinstance(error, StoreUnavailable):
             require_own_tables(state)
+            if not _lacks_a_sink(state):
+                raise  # others commit to it, or it is away for a moment: the next call may publish
         # After a reset every event comes again: rows of the old life must not come up late in its sinks.
         dropped = tuple((seq, entry.name) for seq in sorted(state.pending) for entry in state.decided[seq].sinks)
         log.warning("%s: decisions %s are not published, and given up: %s", head.consumer, sorted({seq for seq, _ in dropped}), error)
@@ -164,6 +167,17 @@ def require_own_tables(state: ConsumerState) -> None:
     """Raise StoreUnavailable where a table below the store's folder cannot be read: then not only a sink is away."""
     for uri in state.own_tables().values():
         state.sinks.table(uri)
+
+
+def _lacks_a_sink(state: ConsumerState) -> bool:
+    """Whether a sink cannot be read that decided rows wait for."""
+    for uri in {entry.uri for seq in state.pending for entry in state.decided[seq].sinks}:
+        state.sinks.forget(uri)
+        try:
+            state.sinks.table(uri)
+        except StoreUnavailable:
+            return True
+    return False
 
 
 def _above_messages(state: ConsumerState, header: Header) -> Header:

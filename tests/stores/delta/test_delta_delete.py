@@ -10,10 +10,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from checkpoint import changes
 from checkpoint.errors import DedupError, Refused, StoreUnavailable
 from dedup import DeadLetters, Selection
+from dedup.delta.commit import SinkPublisher
 from dedup.delta.ledger import DELETE, DELETED, Header
 from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
@@ -199,6 +201,29 @@ def test_a_reset_gives_up_what_a_sink_out_of_reach_does_not_show(place: DeltaPla
     assert consumer(place.store())(batch(*orders(range(3))), 1).processed == 3
     assert sorted(ids(place.read())) == [f"p0-{n}" for n in range(3)]
     assert_proven(place.store())
+
+
+@pytest.mark.parametrize("error", [DeltaError("Generic S3 error: 503 SlowDown"), CommitFailedError("Failed to commit transaction: 7")])
+def test_a_reset_gives_nothing_up_that_the_next_call_may_publish(
+    place: DeltaPlace, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that can be read and does not take rows now, or that others commit to, is no reason: the command says so."""
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise error
+
+    def step(name: str) -> None:
+        if name == "publish":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        consumer(place.store(on_step=step))(batch(*orders(range(3))), 0)
+    with monkeypatch.context() as busy, pytest.raises(StoreUnavailable):
+        busy.setattr(SinkPublisher, "_add", refuses)
+        busy.setattr(SinkPublisher, "sleep", lambda self, seconds: None)
+        place.store().amend("shop", changes.reset, by="ann", reason="again")
+    place.store().amend("shop", changes.reset, by="ann", reason="again")
+    assert len(place.read()) == 3
 
 
 def test_one_whose_own_tables_cannot_be_read_is_not_deleted(place: DeltaPlace) -> None:
