@@ -134,8 +134,11 @@ def alone(line: Upkept, act: Callable[[], Upkept]) -> Upkept:
         return replace(line, failed=str(error))
 
 
-def apart(parts: Iterable[Part]) -> list[Upkept]:
+def apart(parts: Iterable[Part], ask: Callable[[], object]) -> list[Upkept]:
     """What each of them did, or its line with its error: for consumers that share nothing, so that only one of them may be out of reach.
+
+    Args:
+        ask: asks the store itself something. If one is out of reach, that tells whether all are: each of them would be waited for.
 
     Raises StoreUnavailable where all of them are.
     """
@@ -144,6 +147,7 @@ def apart(parts: Iterable[Part]) -> list[Upkept]:
         try:
             lines.append(alone(line, act))
         except StoreUnavailable as error:
+            ask()
             away.append(error)
             lines.append(replace(line, failed=str(error)))
     if away and len(away) == len(lines):

@@ -111,7 +111,7 @@ class Tending:
             (Upkept("reservations", name, 0), partial(self._upkept, name, before.date(), name in although_behind, dry_run))
             for name in self.consumers()
         ]
-        return apart([*parts, *message_purges(self, before, dry_run=dry_run)])
+        return apart([*parts, *message_purges(self, before, dry_run=dry_run)], self.consumers)
 
     def _upkept(self, consumer: str, before: dt.date, although_behind: bool, dry_run: bool) -> Upkept:
         done = self.forget(consumer, before, by="upkeep", although_behind=although_behind, dry_run=dry_run)

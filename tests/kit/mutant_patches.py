@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     Mutant(
         "the retention of PostgreSQL is counted from now",
-        "sql/postgres/0002_reservations.sql",
+        "sql/postgres/0013_purge_bounds.sql",
         "least(before, at - greatest(",
         "least(before, now() - greatest(",
         _BOUND,

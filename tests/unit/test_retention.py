@@ -76,8 +76,26 @@ def part(name: str, error: str = "") -> Part:
 
 def test_of_consumers_that_share_nothing_one_out_of_reach_holds_up_no_other() -> None:
     """Its line has the error; where none can be reached, that is the error of all."""
-    assert apart([]) == [] and [line.count for line in apart([part("a")])] == [1]
-    lines = apart([part("a", "gone"), part("b"), part("c", "away")])
+    asked: list[str] = []
+    assert apart([], asked.clear) == [] and [line.count for line in apart([part("a")], asked.clear)] == [1]
+    lines = apart([part("a", "gone"), part("b"), part("c", "away")], lambda: asked.append("store"))
     assert [(line.consumer, line.count, line.failed) for line in lines] == [("a", 0, "gone"), ("b", 1, None), ("c", 0, "away")]
+    assert asked == ["store"] * 2
     with pytest.raises(StoreUnavailable, match="gone"):
-        apart([part("a", "gone"), part("b", "away")])
+        apart([part("a", "gone"), part("b", "away")], asked.clear)
+
+
+def test_where_the_store_itself_is_away_no_other_consumer_is_waited_for() -> None:
+    """Each of a hundred would take as long as an outage is waited for."""
+    waited: list[str] = []
+
+    def away() -> Upkept:
+        waited.append("one")
+        raise StoreUnavailable("the consumer is away")
+
+    def ask() -> None:
+        raise StoreUnavailable("the store is away")
+
+    with pytest.raises(StoreUnavailable, match="the store is away"):
+        apart([(Upkept("reservations", name, 0), away) for name in "abc"], ask)
+    assert waited == ["one"]
