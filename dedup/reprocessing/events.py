@@ -26,7 +26,7 @@ from dedup.core.keys import LETTER, key_words
 from dedup.core.planning import NEW, NO_KEY, UNDECODABLE, OnKeyConflict, Order, Settled, Sifted
 from dedup.core.rows import picked
 from dedup.decode.prepare import Prepare
-from dedup.reprocessing.files import Unproven, refuse_own
+from dedup.reprocessing.files import Unproven, one_row, refuse_own
 from dedup.reprocessing.from_log import WholeEvent
 
 _NAMES = {"key": "event_key"}
@@ -129,14 +129,10 @@ def _extras(ids: Sequence[str], kept: Sequence[bytes | None], *, decodes: bool) 
 def _wrong(kept: bytes | None, *, decodes: bool) -> str | None:
     """Why an event cannot have these other columns of its letter; None where it can."""
     try:
-        names = pa.ipc.open_stream(kept).read_all().column_names if kept else []
+        names = one_row(kept).column_names if kept else []
         refuse_own(names)
     except Unproven as error:
         return f"{error}: somebody has changed it. Leave it out, or discard it."
-    except MemoryError:  # Arrow's is an ArrowException, too
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        return f"column extras: it cannot be read: {error}. Leave it out, or discard it."
     if not decodes or not (data := [name for name in names if name.lower() == "data"]):
         return None
     return (

@@ -345,6 +345,11 @@ def _check_body(letter: Mapping[str, Any]) -> None:
 
 def _check_extras(extras: bytes) -> None:
     """Raise Unproven for other columns that are no Arrow stream of one row, or have names that belong to the event."""
+    refuse_own(hiding.own_columns(one_row(extras).column_names))
+
+
+def one_row(extras: bytes) -> pa.Table:
+    """A letter's other columns. Raises Unproven where they are no Arrow stream of one row: their values would be those of other events."""
     try:
         found = pa.ipc.open_stream(extras).read_all()
         found.validate(full=True)
@@ -352,7 +357,7 @@ def _check_extras(extras: bytes) -> None:
         raise Unproven("extras", f"it is no Arrow stream: {error}") from error
     if found.num_rows != 1:
         raise Unproven("extras", f"it has {found.num_rows} rows instead of one")
-    refuse_own(hiding.own_columns(found.column_names))
+    return found
 
 
 def _mark(extras: bytes | None) -> hiding.HiddenMark | None:

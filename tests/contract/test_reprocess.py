@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from checkpoint.errors import LettersUnread, SourceUnavailable
+from deadletter.letter import extras_of
 from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, decode, reprocess
 from dedup.core.store import Store
 from kit.orders import ORDER, assert_proven, consumer, letters
@@ -76,6 +77,19 @@ def test_a_letter_with_a_column_that_decode_makes_stops_no_others(place: Place) 
         reprocess(Selection(), after.run)
     assert (error.value.report.reprocessed, statuses(place.store())) == (1, ["OPEN", "REPROCESSED"])
     assert reprocess(Selection(), before.run).reprocessed == 1
+    assert_proven(place.store())
+
+
+def test_no_value_of_a_letter_becomes_that_of_another(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other columns of two rows or of none, which somebody made, fit no event: these letters are named and left, the third one runs."""
+    strict, kept = Strict(place.store()), iter([rows(0, v=[1, 2]), rows(1, v=[3]), rows(2, v=[4]).slice(1)])
+    monkeypatch.setattr("dedup.core.letters.extras_of", lambda _: extras_of(next(kept).select(["id", "v"])))
+    strict.run(rows(0, v=[1, 3, 4]), 0)
+    strict.rejects = False
+    with pytest.raises(LettersUnread, match=r"2 of 3 letters .* o/0 0 .* it has 2 rows .* o/0 2 .* it has 0 rows") as error:
+        reprocess(Selection(), strict.run)
+    assert (error.value.report.reprocessed, strict.values("v")) == (1, [("int64", 3)])
+    assert statuses(place.store()) == ["OPEN", "REPROCESSED", "OPEN"]
     assert_proven(place.store())
 
 
