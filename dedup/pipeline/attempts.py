@@ -164,10 +164,11 @@ class Attempts:
         except Exception as error:
             if not self.on_failure.bisect or (self._is_not_of_an_event(error) and not outage.may_pass_in_parts(error, len(rows))):
                 raise
-            if len(rows) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
-                self._out_of_time(int(rows[0]), failures)
+            left = self._pending(rows)  # without those that the runs before the last one decided
+            if len(left) == 1 and self._class_here(error) == TRANSIENT and not killed_a_worker(error):
+                self._out_of_time(int(left[0]), failures)
             return failures
-        if any(row not in self.outcome.failed for row in map(int, rows)):  # else all of them failed, as a handler of events has told
+        if not self.outcome.waiting.union(self.outcome.failed).issuperset(rows.tolist()):  # a handler of events may have named all
             self._brownout.passed()
         return None
 
@@ -261,6 +262,7 @@ class Attempts:
         self.outcome.rejected |= rejected
         self._standing = np.union1d(self._standing, gone)
         self.order.block_behind(gone)
+        self._brownout.passed()  # the handler has answered, and these are not given to it again
         return self._pending(rows)
 
     def _park_found(self, rows: Ints, found: EventsFailed, failures: list[Failure]) -> Ints:

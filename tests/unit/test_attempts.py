@@ -30,6 +30,9 @@ from dedup.pipeline.performance import EventsFailed
 
 NO_BUDGET = OwnPolicy(budget=None)
 
+FOUR_LATE = Head("c", spent={str(Kind.HANDLER_ERROR): Spent(decided=100, out_of_time=4)})
+"""The last four events of the consumer ran out of time."""
+
 
 class Effects:
     """Stands in for a transaction: keeps what passed, forgets what an attempt wrote that failed. The stores' own is tested with them."""
@@ -336,6 +339,42 @@ def test_time_outs_that_are_tried_once_more_use_no_budget_yet() -> None:
         late -= over
     made, effects, _ = attempts(12, handler, on_failure=policy, culprits=culprits)
     assert made.run().failed == {} and sorted(effects.rows) == list(range(12))
+
+
+def one_sequence(count: int) -> Order:
+    """Each event stands behind the one before it."""
+    return Order(pa.array([bytes(16)] * count, pa.binary(16)), count)
+
+
+def test_an_event_that_waits_behind_a_bad_one_ends_no_row_of_time_outs() -> None:
+    """Of a chunk whose only event that does not wait fails nothing has passed: the time-outs before it count on."""
+
+    def handler(rows: list[int]) -> None:
+        raise EventsFailed(events(1).select(list(POSITION)), [ValueError("bad")])
+
+    made, effects, _ = attempts(2, handler, order=one_sequence(2), effects=Effects(FOUR_LATE))
+    outcome = made.run()
+    assert (set(outcome.failed), outcome.waiting, effects.rows) == ({0}, {1}, [])
+    assert (made.used[Kind.HANDLER_ERROR].out_of_time, made.used[Kind.HANDLER_ERROR].passed) == (0, False)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["only rejected", "then a time-out"])
+def test_an_event_that_is_rejected_ends_a_row_of_time_outs(late: bool) -> None:
+    """A rejection is the answer of a handler that works, also one that stands while what waits behind it is undone."""
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        given = rows["sequence_number"].to_pylist()
+        if 0 not in given and late:
+            raise TimeoutError("slow")
+        tx.reject(rows, pa.array([number == 0 for number in given]), "no")
+
+    order = Order(pa.array([bytes(16), bytes(16), b"\1" * 16], pa.binary(16)), 3)
+    policy = OwnPolicy(Retry(attempts=1), Budget(), sleep=lambda _: None)
+    made, _, _ = attempts(3, lambda rows: None, order=order, on_failure=policy, effects=Effects(FOUR_LATE))
+    made.handler = handler
+    outcome = made.run()
+    assert (outcome.rejected, outcome.waiting, set(outcome.failed)) == ({0: "no"}, {1}, {2} if late else set())
+    assert (made.used[Kind.HANDLER_ERROR].out_of_time, made.used[Kind.HANDLER_ERROR].passed) == (int(late), True)
 
 
 def test_a_rejection_that_stands_is_not_tried_again() -> None:
