@@ -14,11 +14,12 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from checkpoint import given
@@ -26,7 +27,7 @@ from checkpoint.errors import DedupError, DestinationUnavailable, StoreUnavailab
 from dedup import logs
 from dedup.core.messages import Asked, Failed, Line, Marks, Message, Outbox
 from dedup.core.settings import DISPATCHER, PATIENCE
-from dedup.outbox.destination import Destination, Outcome
+from dedup.outbox.destination import Destination, Outcome, SendFailure
 
 log = logging.getLogger("dedup")
 
@@ -331,8 +332,8 @@ def asked(destination: Destination, messages: Sequence[Message]) -> Outcome:
     """What a destination answers.
 
     Raises:
-        DestinationUnavailable: it cannot be reached, has raised an error that is none of dedup's, or has returned no `Outcome`. Of such an
-            error nobody knows which message it is about. Other errors of dedup's as they are.
+        DestinationUnavailable: it cannot be reached, has raised an error that is none of dedup's, or has returned no `Outcome` of these
+            messages. Of such an error nobody knows which message it is about. Other errors of dedup's as they are.
 
     Crash: what was sent is sent again, with the same ids.
     """
@@ -342,11 +343,33 @@ def asked(destination: Destination, messages: Sequence[Message]) -> Outcome:
         raise
     except Exception as error:
         raise DestinationUnavailable(f"The destination raised {type(error).__name__}: {str(error)[:300]}") from error
-    if not isinstance(outcome, Outcome):
-        raise DestinationUnavailable(
-            f"{type(destination).__name__}.send returned {type(outcome).__name__}, not an Outcome: nobody knows what it has sent."
-        )
+    if (wrong := _misfit(outcome, len(messages))) is not None:
+        raise DestinationUnavailable(f"{type(destination).__name__}.send returned {wrong}: nobody knows what it has sent.")
     return outcome
+
+
+def _misfit(outcome: Any, count: int) -> str | None:
+    """What is wrong with the answer to so many messages: a destination of a user's own may return anything."""
+    if not isinstance(outcome, Outcome):
+        return f"{type(outcome).__name__}, not an Outcome"
+    for name, kind in (("failed", Mapping), ("unsent", Collection), ("away", Mapping)):
+        if not isinstance(part := getattr(outcome, name), kind):
+            return f"an Outcome whose {name} is {type(part).__name__}"
+    places: list[Any] = [*outcome.failed, *outcome.unsent]
+    if strange := [place for place in places if not (isinstance(place, Integral) and 0 <= int(place) < count)]:
+        return f"an Outcome with the place {_shown(strange[0])}, which none of {count} messages has"
+    if strange := [failure for failure in outcome.failed.values() if not _is_failure(failure)]:
+        return f"an Outcome with the failure {_shown(strange[0])}, which is no SendFailure of two texts"
+    strange = [each for pair in outcome.away.items() for each in pair if not isinstance(each, str)]
+    return f"an Outcome with {_shown(strange[0])} in away, which is no text" if strange else None
+
+
+def _is_failure(failure: object) -> bool:
+    return isinstance(failure, SendFailure) and isinstance(failure.error_type, str) and isinstance(failure.error_message, str)
+
+
+def _shown(anything: object) -> str:
+    return repr(anything)[:300]
 
 
 def _said(failed: Failed) -> tuple[str, str]:

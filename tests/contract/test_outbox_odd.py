@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ import pytest
 from checkpoint.errors import ConfigError, DestinationUnavailable, StoreUnavailable
 from dedup.core.messages import LANES, Asked, Chosen, Marks
 from dedup.outbox import Dispatcher, Message, Outcome
+from dedup.outbox.destination import SendFailure
 from dedup.outbox.dispatch import Patience
 from kit.orders import batch, consumer, event
 from kit.outgoing import Receiver, dispatcher, publisher, states
@@ -70,6 +72,39 @@ def test_a_destination_of_ones_own_that_raises_anything_fails_no_batch(
     mailer.answer = Outcome()
     run(batch(event(2, "o2")), 2)
     assert states(place) == {"SENT": 3} and len(sent) == 3
+
+
+ODD: list[tuple[Any, str]] = [
+    (Outcome({0: ConnectionError("no")}), r"the failure ConnectionError\('no'\), which is no SendFailure"),  # type: ignore[dict-item]
+    (Outcome({0: SendFailure("E", ValueError("no"), permanent=True)}), "which is no SendFailure of two texts"),  # type: ignore[arg-type]
+    (Outcome({1: SendFailure("E", "no", permanent=True)}), "the place 1, which none of 1 messages has"),
+    (Outcome({-1: SendFailure("E", "no", permanent=True)}), "the place -1, which"),
+    (Outcome(unsent={"o0"}), "the place 'o0', which"),  # type: ignore[arg-type]
+    (Outcome(unsent=None), "whose unsent is NoneType"),  # type: ignore[arg-type]
+    (Outcome([]), "whose failed is list"),  # type: ignore[arg-type]
+    (Outcome(unsent={0}, away={"out": ValueError("no")}), r"ValueError\('no'\) in away, which is no text"),  # type: ignore[dict-item]
+]
+"""Answers to one message that nobody understands, and what the log says of them."""
+
+
+@pytest.mark.parametrize(("answer", "said"), ODD, ids=range(len(ODD)))
+def test_an_outcome_that_nobody_understands_fails_no_batch(
+    place: Place, answer: Outcome, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts as a destination that cannot be reached: nothing is marked, and the log says what is wrong with the answer."""
+
+    class Odd:
+        def send(self, messages: Sequence[Message]) -> Outcome:
+            return answer
+
+        def close(self) -> None: ...
+
+    run = publisher(place.store())
+    run.dispatch_to(Odd())
+    assert run(batch(event(0, "o0")), 0).processed == 1
+    assert states(place) == {"WAITING": 1} and re.search(f"Odd.send returned an Outcome.*{said}", caplog.text)
+    with pytest.raises(DestinationUnavailable, match=said):
+        Dispatcher(place.store().outbox("shop"), Odd()).once()
 
 
 def test_a_dispatcher_tries_again_whatever_a_destination_raises(place: Place) -> None:
