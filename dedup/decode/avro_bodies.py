@@ -56,14 +56,17 @@ def _read_by(written: Any, wanted: Any) -> Read:
     fastavro, named = library(), dict[str, Any]()
     writer, mismatch = _written(written, named), fastavro.read.SchemaResolutionError
     guard = avro_guards.depth_guard(writer, named) if avro_guards.contains_itself(writer) else None
-    union = isinstance(writer, list)
+    union, per_byte = isinstance(writer, list), avro_guards.levels_per_byte(named)
+    may_end = wanted is not None and (guard is not None or avro_guards.skips_the_end(_nodes(writer), named))
+    unsure = avro_guards.WholeBytes if may_end else io.BytesIO
 
     def whole(body: bytes) -> Any:
-        if guard is not None:
-            guard(body)
+        deep = guard if (len(body) + 1) * per_byte > avro_guards.MOST_LEVELS else None  # a shorter one does not nest as deep
+        if deep is not None:
+            deep(body)
         if union and avro_guards.begins_below_zero(body):
             raise IndexError("a number below zero")
-        stream = io.BytesIO(body)
+        stream = unsure(body) if deep is None else io.BytesIO(body)
         try:
             row = fastavro.schemaless_reader(stream, writer, wanted)
         except mismatch as error:
@@ -121,7 +124,7 @@ def _beginnings(text: str) -> list[tuple[str, Any]]:
 
 def _failed(name: str, body: bytes, writer: Any, wanted: Any) -> Unreadable | None:
     """What is wrong with the last field of a record that is read so; None where it can be read."""
-    fastavro, stream, path = library(), io.BytesIO(body), f"$.{name}"
+    fastavro, stream, path = library(), avro_guards.WholeBytes(body), f"$.{name}"
     try:
         fastavro.schemaless_reader(stream, writer, wanted)
     except fastavro.read.SchemaResolutionError as error:

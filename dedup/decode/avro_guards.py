@@ -1,4 +1,4 @@
-"""What fastavro does not check while it reads: numbers below zero, and how deep a body nests.
+"""What fastavro does not check while it reads: numbers below zero, how deep a body nests, and in what it leaves out the end of it.
 
 Schemas are those that `fastavro.parse_schema` returns: every name in them is full.
 """
@@ -6,6 +6,7 @@ Schemas are those that `fastavro.parse_schema` returns: every name in them is fu
 from __future__ import annotations
 
 import io
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -65,6 +66,59 @@ def contains_itself(schema: Any, inside: frozenset[str] = frozenset()) -> bool:
     inside |= {str(schema.get("name"))}
     children = [schema[key] for key in ("type", "items", "values") if key in schema] + [f["type"] for f in schema.get("fields", ())]
     return any(contains_itself(one, inside) for one in children)
+
+
+def levels_per_byte(named: Mapping[str, Any]) -> float:
+    """Most levels of which only the last takes bytes: a body of n bytes nests at most n + 1 times as deep.
+
+    It is infinite where a record is a field of its own. A union, an array and a map take a byte before what is within them, a record none.
+
+    Args:
+        named: full name -> definition, of all types of a schema.
+    """
+    known: dict[str, float] = {}
+
+    def records(node: Any) -> float:
+        node = named.get(node) if isinstance(node, str) else node
+        if not isinstance(node, dict) or node["type"] not in ("record", "error"):
+            return 0
+        if node["name"] not in known:
+            known[node["name"]] = math.inf  # where it is met again below, it is within itself
+            known[node["name"]] = 1 + max((records(field["type"]) for field in node["fields"]), default=0)
+        return known[node["name"]]
+
+    return 1 + max(map(records, named), default=0)
+
+
+class WholeBytes(io.BytesIO):
+    """Bytes of a body that raise Unreadable where some are missing. fastavro takes no notice of it in values that it leaves out."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Exactly so many bytes."""
+        if len(taken := super().read(size)) != size:
+            raise Unreadable(WHOLE, f"does not end within its {self.getbuffer().nbytes} bytes")
+        return taken
+
+
+def skips_the_end(nodes: Iterator[Mapping[str, Any]], named: Mapping[str, Any]) -> bool:
+    """Whether fastavro, where it leaves out an array, may go through items behind the end of the body: twelve bytes may claim 2^60 of them.
+
+    Args:
+        nodes: every definition of a schema.
+        named: full name -> definition, of all its types.
+    """
+    return any(node.get("type") == "array" and _has_one_size(node["items"], named) for node in nodes)
+
+
+def _has_one_size(node: Any, named: Mapping[str, Any], inside: frozenset[str] = frozenset()) -> bool:
+    """Whether no number says what a value consists of: fastavro finds the end of a body only in a number."""
+    if isinstance(node, list):
+        return False
+    node = node if isinstance(node, dict) else named.get(node, {"type": node})
+    if node["type"] not in ("record", "error"):
+        return node["type"] in ("null", "fixed", *_FIXED)
+    name = str(node["name"])
+    return name not in inside and all(_has_one_size(field["type"], named, inside | {name}) for field in node["fields"])
 
 
 def depth_guard(schema: Any, named: Mapping[str, Any]) -> Callable[[bytes], None]:

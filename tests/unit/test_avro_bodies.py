@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Callable
 from typing import Any
 
 import fastavro
@@ -155,6 +156,74 @@ def test_a_body_that_nests_deeply_is_read() -> None:
     assert reader(TREE, AMOUNT)(b"\2\2" + b"\2" * 400 + b"\0" + b"\0\0" * 401) == {"amount": 1}
     with pytest.raises(Unreadable, match="the body does not end within its 402 bytes"):
         reader(TREE, AMOUNT)(b"\2\2" + b"\2" * 400)
+
+
+def boxed(levels: int) -> Any:
+    """A record in a record and so on, so many of them; the last may hold the first one again."""
+    inner: Any = ["null", "N0"]
+    for level in reversed(range(levels)):
+        inner = record(("r", inner), name=f"N{level}")
+    return inner
+
+
+@pytest.mark.parametrize("records", [1, 2, 3, 7])
+def test_a_body_is_refused_from_the_same_depth_whether_or_not_all_are_looked_at(records: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short bodies are not looked at, for they have too few bytes; each size around the border is judged as if all were."""
+    schema, looked, guard = boxed(records), list[int](), avro_guards.depth_guard
+
+    def seen(*args: Any) -> Any:
+        return lambda body: (looked.append(len(body)), guard(*args)(body))
+
+    named: dict[str, Any] = {}
+    always = guard(fastavro.parse_schema(schema, named), named)
+    monkeypatch.setattr(avro_guards, "depth_guard", seen)
+    read = avro_bodies._read_by(schema, None)
+    border = 1_000 // (records + 1)
+    for length in range(border - 5, border + 5):
+        body = b"\2" * (length - 1) + b"\0"
+        looked.clear()
+        assert refusal(read, body) == refusal(always, body)
+        assert bool(looked) == ((length + 1) * (records + 1) > 1_000)
+    assert refusal(read, b"\2" * border + b"\0") and not refusal(read, b"\2" * (border - 3) + b"\0")
+
+
+def refusal(read: Callable[[bytes], Any], body: bytes) -> str | None:
+    """What a reader says of a body that it refuses."""
+    try:
+        read(body)
+    except Unreadable as error:
+        return str(error)
+    return None
+
+
+def test_records_that_hold_themselves_are_always_looked_at() -> None:
+    """A body of no bytes at all nests without end where a record is a field of its own, also by way of another one."""
+    schema = record(("b", record(("a", "A"), name="B")), name="A")
+    for body in (b"", b"\0"):
+        with pytest.raises(Unreadable, match="nests deeper than 1,000 levels"):
+            avro_bodies._read_by(schema, None)(body)
+
+
+FIXED = {"type": "fixed", "name": "F", "size": 3}
+
+
+@pytest.mark.parametrize("items", ["boolean", "float", "double", FIXED, record(("x", "double"), ("y", "boolean"), name="P")], ids=str)
+@pytest.mark.parametrize("more", [[], [("next", ["null", "Order"])]], ids=["flat", "contains itself"])
+def test_a_short_body_that_claims_any_number_of_items_ends(items: Any, more: list[Any]) -> None:
+    """Some bytes that say 2^20 items follow are undecodable at once, also where our schema leaves the items out; as 2^60 would be."""
+    schema = record(("many", {"type": "array", "items": items}), *more)
+    with pytest.raises(Unreadable, match="does not end within its 4 bytes"):
+        reader(schema, record())(b"\x80\x80\x80\x01")
+
+
+def test_why_a_body_does_not_decode_is_found_at_once() -> None:
+    """The reason of a mismatch is looked for in parts of the record, which end with the body as the whole does, whatever is left out."""
+    written = record(("id", "long"), ("amount", ["null", "long"]), ("many", {"type": "array", "items": "double"}))
+    wanted = record(("id", "long"), ("amount", "string"))
+    body = b"\2\2\2" + b"\x80" * 8 + b"\x20"  # 2^60 items
+    with pytest.raises(Unreadable, match="cannot be read as the schema says") as told:
+        reader(written, wanted)(body)
+    assert "12 bytes" in avro_bodies.reason(body, told.value, json.dumps(written), json.dumps(wanted)).text
 
 
 ANY = record(
