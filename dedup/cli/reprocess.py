@@ -37,7 +37,7 @@ from dedup.consumer import Consumer
 from dedup.core.log import AnyLogReader
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.reprocessing.letters import reprocess
-from dedup.reprocessing.options import Reprocessed, ReprocessOptions
+from dedup.reprocessing.options import Reprocessed, ReprocessOptions, Unread
 from dedup.reprocessing.replay import Replayed, replay
 from dedup.urls import check_consumer
 
@@ -75,6 +75,9 @@ RUN_ONLY = ("replayed", "missing")
 
 UNREAD = ["letter", "source", "topic", "partition", "sequence_number", "why"]
 """Columns of letters that could not be read."""
+
+SHOWN = 20
+"""Letters that could not be read, of which the table has a row."""
 
 _UNREAD = "unread: the events of these letters cannot be had; why says the reason"
 
@@ -265,7 +268,7 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     if done.dry_run and done.expired:
         typer.echo(f"{done.expired} letters are older than Limits(reprocess_within=...), and are left.")
     if done.unread:
-        print_table(UNREAD, [[one.letter[:12], *(getattr(one, name) for name in UNREAD[1:])] for one in done.unread], title=_UNREAD)
+        _print_unread(done.unread)
     if done.failed:
         typer.echo("`dedup dead-letter group` and `dedup dead-letter show ID` tell why they failed again.")
     if done.processed:
@@ -273,6 +276,13 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     if done.absent:
         typer.echo(f"{done.absent} positions of this range were never delivered: --from-log runs those.")
     _tell_nothing(done)
+
+
+def _print_unread(unread: Sequence[Unread]) -> None:
+    """The first of them: thousands of rows, at each turn of --every, would hide all else."""
+    print_table(UNREAD, [[one.letter[:12], *(getattr(one, name) for name in UNREAD[1:])] for one in unread[:SHOWN]], title=_UNREAD)
+    if len(unread) > SHOWN:
+        typer.echo(f"{len(unread) - SHOWN} more letters are unread: --json names all.")
 
 
 def _tell_nothing(done: Reprocessed | Replayed) -> None:

@@ -227,14 +227,15 @@ def read_bodies(job: Job, letters: pa.Table, away: str = "") -> Bodies:
     that does not answer is not asked again.
 
     Args:
-        letters: LETTERS that are masked, or keep only the beginning of their bodies; of one life of one topic.
+        letters: LETTERS that are masked, or keep only the beginning of their bodies; of one life of one topic. No column of their
+            contents is needed: those of many letters are large.
         away: what a broker has said that does not answer; then it is not asked.
 
     Raises:
         StoreError: whatever the store raises.
     """
     bodies, head = Bodies(away=away), job.store.head(job.name)
-    for some in _side_by_side(letters.drop_columns(["body", "properties", "extras"]).to_pylist()):
+    for some in _side_by_side(letters.to_pylist()):
         _read_bodies(job, some, head, bodies)
     return bodies
 

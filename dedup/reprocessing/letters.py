@@ -66,7 +66,8 @@ RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 PLACE = ["id", "source", "topic", "partition", "sequence_number"]
 
 LISTED = [
-    *PLACE, "generation", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at", "last_failed_at",
+    *PLACE, "part", "generation", "incarnation", "kind", "status", "sequence", "body_size", "body_sha256", "first_failed_at",
+    "last_failed_at",
 ]  # fmt: skip
 
 Keep = Callable[[pa.Table], pa.Table]
@@ -215,26 +216,31 @@ class _Reprocess:
     def __init__(self, job: Job, spark: Any | None, options: ReprocessOptions, report: Reprocessed, young: Keep) -> None:
         self.job, self.spark, self.options, self.report, self.young = job, spark, options, report, young
         self.size, self.in_a_row, self.away = FIRST_PAGE, 0, ""  # why the broker is not asked again
+        self.idle = 0  # letters that could not be read since one was run
         self.done: set[str] = set()
         self.passed: set[str] = set()
         self.started = time.monotonic()
 
     def run(self, selection: Selection, keep: Keep) -> None:
         """Page by page."""
-        for page in pages(self.job.store, selection, self._room, lambda: min(self.size, self.options.at_once), keep):
+        for page in pages(self.job.store, selection, self._many, keep):
             self._run_with_followers(self._not_done(page))  # some were run as followers since they were listed
 
     def _run_with_followers(self, page: pa.Table) -> None:
         released: set[bytes] | None = None  # sequences of which a letter passed, and whose next ones were not tried yet
-        while (page := page.slice(0, self._room())).num_rows:
-            for start in range(0, page.num_rows, self.options.at_once):
-                for part in alike(page.slice(start, self.options.at_once)):
-                    self._run(part)
-                self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
-                self._pause()
+        while page.num_rows and self._room():
+            self._run_all(page)
             # Of the selected letters any may stand first; of those behind one that passed, what was not run holds up all others.
             released = self._sequences(page, passed=True) if released is None else released - self._sequences(page, passed=False)
             page = self._followers(tuple(released)) if released else page.slice(0, 0)
+
+    def _run_all(self, page: pa.Table) -> None:
+        """These letters, as far as there is room."""
+        while many := min(self._many(), page.num_rows):
+            for part in alike(page.slice(0, many)):
+                self._run(part)
+            page = page.slice(many)
+            self.options.on_progress(self.report.tried, max(self.report.selected, self.report.tried))
 
     def _sequences(self, page: pa.Table, *, passed: bool) -> set[bytes]:
         """The sequences in which a letter of the page has passed, or has not."""
@@ -243,12 +249,25 @@ class _Reprocess:
 
     def _room(self) -> int:
         """Letters that may still be run. Those that cannot be read take no room: else they would keep all behind them from running."""
-        return room(self.options.limit, self.report.tried - len(self.report.unread))
+        return room(self.options.limit, self._ran)
+
+    @property
+    def _ran(self) -> int:
+        """Letters that were dealt with, without those that could not be read."""
+        return self.report.tried - len(self.report.unread)
+
+    def _most(self) -> int:
+        """Letters that may be run in the next transaction."""
+        return min(self.size, self.options.at_once, self._room())
+
+    def _many(self) -> int:
+        """Letters to look at next."""
+        return ahead(self._most(), self.idle)
 
     def _pause(self) -> None:
         """So long that no more letters than the rate says were run since the beginning."""
         if self.options.rate is not None:
-            self.options.sleep(max(0.0, self.report.tried / self.options.rate - (time.monotonic() - self.started)))
+            self.options.sleep(max(0.0, self._ran / self.options.rate - (time.monotonic() - self.started)))
 
     def _followers(self, sequences: tuple[bytes, ...]) -> pa.Table:
         """Letters of these sequences that nothing blocks any more and that were not tried yet."""
@@ -257,18 +276,17 @@ class _Reprocess:
         return self.young(self._not_done(found))
 
     def _run(self, page: pa.Table) -> None:
-        page = self.young(page)  # a rate may have kept it waiting
-        if not page.num_rows:
-            return
-        bodies, lost = self._whole_bodies(page)
+        bodies, lost = self._whole_bodies(self.young(page))
         page = self._not_done(page)
-        while page.num_rows:
-            page = self._run_at_once(page, lost, bodies)
+        while (page := self.young(page)).num_rows and (many := self._many()):  # a rate may have kept it waiting
+            left = self._run_at_once(page.slice(0, many), lost, bodies)
+            page = pa.concat_tables([left, page.slice(many)])
+            self._pause()
 
     def _run_at_once(self, page: pa.Table, lost: set[str], bodies: Mapping[str, WholeEvent]) -> pa.Table:
         """One transaction of a page; returns the letters that are left for the next one."""
         gone = lost & set(page["id"].to_pylist())
-        tried = with_replanning(lambda: self._transact([i for i in self._first(page) if i not in gone], gone, bodies))
+        tried = with_replanning(lambda: self._transact(page, gone, bodies))
         left = pc.is_in(page["id"], value_set=pa.array(tried.left, pa.string()))
         mine, page = page.filter(pc.invert(left)), page.filter(left)
         self._note_unread(mine, tried.closed)
@@ -283,19 +301,20 @@ class _Reprocess:
 
     def _note_unread(self, letters: pa.Table, why: Mapping[str, str]) -> None:
         """Report those of these letters that cannot be read, and have done with them."""
-        self.report.unread += [Unread(**row, why=why[row["letter"]]) for row in places(letters) if row["letter"] in why]
-        self.done.update(why)
+        unread = [Unread(**row, why=why[row["letter"]]) for row in places(letters) if row["letter"] in why]
+        self.report.unread += unread
+        self.done.update(one.letter for one in unread)
+        self.idle += len(unread)
 
     def _whole_bodies(self, page: pa.Table) -> tuple[Mapping[str, WholeEvent], set[str]]:
         """The events that only the log has whole, and the letters whose event is lost; those that cannot be read are done with."""
         large = page.filter(pc.is_valid(page["body_sha256"]))
         if not large.num_rows:
             return {}, set()
-        letters = self.job.store.letters(Selection(ids=tuple(large["id"].to_pylist()), limit=None))
-        bodies = read_bodies(self.job, letters, self.away)
+        bodies = read_bodies(self.job, large, self.away)
         self.away = bodies.away
         missing = {} if self.options.skip_missing else dict.fromkeys(bodies.gone, GONE)
-        self._note_unread(letters, {**bodies.unread, **missing})
+        self._note_unread(large, {**bodies.unread, **missing})
         return bodies.whole, bodies.gone - missing.keys()
 
     def _first(self, page: pa.Table) -> list[str]:
@@ -305,15 +324,17 @@ class _Reprocess:
         now = self.job.store.letters(Selection(ids=tuple(page["id"].to_pylist()), limit=None), ["id", "status", "blocked_by"])
         return list(eligible(now)["id"].to_pylist())
 
-    def _transact(self, ids: Sequence[str], lost: set[str], bodies: Mapping[str, WholeEvent]) -> _Transacted:
-        """One transaction.
+    def _transact(self, page: pa.Table, lost: set[str], bodies: Mapping[str, WholeEvent]) -> _Transacted:
+        """One transaction. Of letters that can be read it takes no more than may be run; the others of the page are left.
 
         Crash: what became of all its letters is true, or of none.
         """
-        job, store = self.job, self.job.store
+        job, store, first = self.job, self.job.store, self._first(page)
         with company.taken(job.name), store.begin_letters(job.name) as transaction:
-            letters, redact = transaction.lock(sorted({*ids, *lost})), job.policy.on_failure.redact
+            letters, redact = transaction.lock(sorted({*first, *lost})), job.policy.on_failure.redact
             letters, closed = restored(letters, bodies, redact, lost, decodes=job.policy.decodes)
+            rest = page.slice(within(page, closed, self._most()))["id"].to_pylist()
+            letters = letters.filter(pc.invert(pc.is_in(letters["id"], value_set=pa.array(rest, pa.string()))))
             gone, letters, left = _at_once(eligible(letters), lost)
             steps: list[Step] = [*losing(gone, self._held(gone, transaction), self.options)] if gone.num_rows else []
             states: dict[str, int] = {}
@@ -323,7 +344,7 @@ class _Reprocess:
             for step in (*steps, Commit()) if steps else ():
                 store.on_step(step.name)
                 transaction.execute(step)
-        return _Transacted(states, closed, frozenset(gone["id"].to_pylist()), left)
+        return _Transacted(states, closed, frozenset(gone["id"].to_pylist()), [*left, *rest])
 
     def _try(self, letters: pa.Table, transaction: Transaction) -> tuple[Change, dict[str, int]]:
         job, head = self.job, transaction.head
@@ -369,7 +390,9 @@ class _Reprocess:
         return np.array([letter in by_hand for letter in ids], dtype=bool)
 
     def _count(self, page: pa.Table, states: Mapping[str, int], lost: Collection[str]) -> None:
-        report, longest = self.report, 0
+        if not page.num_rows:
+            return
+        report, longest, self.idle = self.report, 0, 0
         for letter, status in zip(page["id"].to_pylist(), page["status"].to_pylist(), strict=True):
             counted = "lost" if letter in lost else outcome(states.get(letter), status)
             setattr(report, counted, getattr(report, counted) + 1)
@@ -390,20 +413,31 @@ def room(limit: int | None, used: int) -> int:
     return LARGEST_PAGE if limit is None else max(0, limit - used)
 
 
-def pages(store: Store, selection: Selection, left: Callable[[], int], size: Callable[[], int], keep: Keep) -> Iterator[pa.Table]:
+def ahead(most: int, idle: int) -> int:
+    """How many letters to look at where `most` may be run: as many again as could not be read in a row, so that few steps pass them all."""
+    return max(most, min(idle, LARGEST_PAGE)) if most else 0
+
+
+def within(page: pa.Table, unread: Collection[str], most: int) -> int:
+    """How many letters of a page stand before the place where `most` of those that can be read have been taken."""
+    good = np.array([letter not in unread for letter in page["id"].to_pylist()], dtype=bool)
+    return int(np.count_nonzero(np.cumsum(good) - good < most))
+
+
+def pages(store: Store, selection: Selection, many: Callable[[], int], keep: Keep) -> Iterator[pa.Table]:
     """The letters that can be run, in position order, a page at a time.
 
     Args:
-        left: how many are still wanted; asked before each page.
+        many: how many are wanted next; asked before each page. 0 ends it.
         keep: leaves some out of a page.
     """
     after = selection.after
-    while left() > 0:
+    while many() > 0:
         page = store.letters(replace(selection, statuses=RUNNABLE, limit=LARGEST_PAGE, after=after), LISTED)
         if not page.num_rows:
             return
         after, chosen = page["id"][-1].as_py(), keep(page)
-        while (part := chosen.slice(0, min(size(), left()))).num_rows:
+        while (part := chosen.slice(0, many())).num_rows:
             yield part
             chosen = chosen.slice(part.num_rows)
 
@@ -418,9 +452,15 @@ def count(
     """How many letters can be run, by kind; and what `look` finds in each page of them, which does not count for the limit."""
     kinds: Counter[str] = Counter()
     found: list[Unread] = []
-    for page in pages(store, chosen, lambda: room(options.limit, kinds.total() - len(found)), lambda: LARGEST_PAGE, keep):
+
+    def left() -> int:
+        return room(options.limit, kinds.total() - len(found))
+
+    for page in pages(store, chosen, lambda: ahead(left(), len(found)), keep):
+        unread = {one.letter: one for one in (look(page) if look else ())}
+        page = page.slice(0, within(page, unread, left()))
         kinds.update(page["kind"].to_pylist())
-        found.extend(look(page) if look else ())
+        found.extend(unread[letter] for letter in page["id"].to_pylist() if letter in unread)
     return dict(sorted(kinds.items())), found
 
 
@@ -428,7 +468,7 @@ def unreadable(consumer: Consumer, letters: pa.Table) -> list[Unread]:
     """Those of these letters that a run could not read: the log alone has their bodies and nothing reads it, or no key opens them."""
     large = [] if consumer.read_log else places(letters.filter(pc.is_valid(letters["body_sha256"])))
     found = [Unread(**row, why=no_reader(consumer.name)) for row in large]
-    return found + closed(consumer.store, letters, consumer.on_failure.redact)
+    return found + [one for part in alike(letters) for one in closed(consumer.store, part, consumer.on_failure.redact)]
 
 
 def closed(store: Store, letters: pa.Table, redact: hiding.Redact | None) -> list[Unread]:

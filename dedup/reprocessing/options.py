@@ -69,7 +69,7 @@ class ReprocessOptions:
     limit: int | None = None
     """The largest number of letters, with those that waited for others; expired ones and those that cannot be read do not count."""
     rate: float | None = None
-    """The largest number of letters a second."""
+    """The largest number of letters a second; it counts the same letters as `limit`."""
     stop_after: int = 20
     """Stop after so many failures in a row."""
     skip_missing: bool = False

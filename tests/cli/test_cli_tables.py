@@ -25,7 +25,7 @@ from dedup.cli.reprocess import _print_reprocessed
 from dedup.core.messages import Chosen, State
 from dedup.demo import main
 from dedup.demo.audit import Audit
-from dedup.reprocessing.options import Reprocessed
+from dedup.reprocessing.options import Reprocessed, Unread
 from fixtures.variants import of_which
 from kit.orders import batch, event
 from kit.outgoing import Receiver, dispatcher, publisher
@@ -176,6 +176,17 @@ def test_a_look_at_letters_tells_of_those_that_are_too_old(capsys: pytest.Captur
     """They are none of the selected ones: without a word nobody would know why."""
     _print_reprocessed(Reprocessed(expired=2, dry_run=True), from_log=False)
     assert "2 letters are older than Limits(reprocess_within=...), and are left." in capsys.readouterr().out
+
+
+def test_a_table_names_some_of_many_letters_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where thousands are unread, also at each turn of --every: the first ones, and how many there are beside them."""
+    unread = [Unread(f"letter-{n:02}", "kafka", "orders", 0, n, "the broker is away") for n in range(25)]
+    _print_reprocessed(Reprocessed(unread=unread), from_log=False)
+    shown = capsys.readouterr().out
+    assert re.findall(r"letter-(\d\d)", shown) == [f"{n:02}" for n in range(20)]
+    assert "\n5 more letters are unread: --json names all.\n" in shown
+    _print_reprocessed(Reprocessed(unread=unread[:20]), from_log=False)
+    assert "more letters" not in capsys.readouterr().out
 
 
 def test_the_demo_breaks_no_line_in_a_pipe() -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from checkpoint.errors import LettersUnread, SourceUnavailable
 from deadletter.letter import extras_of
-from dedup import Columns, Consumer, DeadLetters, ReprocessOptions, Selection, decode, reprocess
+from dedup import Columns, Consumer, DeadLetters, Encrypt, ReprocessOptions, Selection, decode, reprocess
 from dedup.core.store import Store
 from kit.orders import ORDER, assert_proven, consumer, letters
 from kit.people import ALL, statuses
 from kit.places import Place, other_place
+from kit.redacting import OLD
 
 OWN: dict[str, Any] = {
     "positions": Columns(topic="topic", partition="partition", sequence_number="number"),
@@ -196,6 +197,69 @@ def test_letters_that_cannot_be_read_keep_no_others_from_running(place: Place) -
     assert (report.reprocessed, len(report.unread), len(asked)) == (2, 12, 1)
     assert statuses(place.store()) == ["OPEN"] * 12 + ["REPROCESSED"] * 2 + ["OPEN"]
     assert_proven(place.store())
+
+
+def away(*position: Any) -> pa.Table:
+    """The log of a broker that does not answer."""
+    raise SourceUnavailable("the broker does not answer")
+
+
+def gone(*position: Any) -> pa.Table:
+    """A log that has none of the events any more."""
+    return rows(0, raw=[b"x"]).slice(1)
+
+
+UNREAD: list[tuple[dict[str, Any], Any, str]] = [
+    ({"max_body": 10}, None, "register_log_reader"),
+    ({"max_body": 10}, away, "does not answer"),
+    ({"max_body": 10}, gone, "any more"),
+    ({"redact": Encrypt(OLD)}, None, "nothing opens it"),
+]
+"""Settings under which letters keep only a part of their events, what reads the log, and why they cannot be had."""
+
+
+@pytest.mark.parametrize(("settings", "reader", "why"), UNREAD)
+def test_many_letters_that_cannot_be_read_take_few_steps(
+    place: Place, settings: Any, reader: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small limit and rate are, which count those behind them alone; a run fetches no contents of letters outside a transaction."""
+    at = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
+    Strict(place.store(), positions=at, **settings).run(rows(0, raw=[b"x" * 20] * 60), 0)
+    Strict(place.store(), positions=at).run(rows(60, raw=[b"y"] * 40), 1)
+    store, pauses = place.store(), list[float]()
+    strict = Strict(store, positions=at, max_body=10)
+    strict.rejects, steps = False, counted(store, monkeypatch)
+    if reader is not None:
+        strict.run.register_log_reader(reader)
+    options = ReprocessOptions(limit=3, rate=1, sleep=pauses.append)
+    look = reprocess(Selection(), strict.run, dry_run=True, options=options)
+    assert (look.selected, len(look.unread)) == ((63, 60) if reader is None else (3, 0))
+    assert len(steps) <= 24
+    steps.clear()
+    with pytest.raises(LettersUnread, match=f"60 of 63 letters .* and 50 more: .*{why}") as error:
+        reprocess(Selection(), strict.run, options=options)
+    report = error.value.report
+    assert (report.reprocessed, report.tried, [table.num_rows for table in strict.given]) == (3, 63, [1, 1, 1])
+    assert "whole" not in steps and len(steps) <= 24 and max(pauses) <= 3
+    assert statuses(place.store()) == ["OPEN"] * 60 + ["REPROCESSED"] * 3 + ["OPEN"] * 37
+    assert_proven(place.store())
+
+
+def counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What this store is asked for from here on: the names of its functions; `whole` for letters with all their columns."""
+    steps, letters_of, begin = list[str](), store.letters, store.begin_letters
+
+    def ask(selection: Selection, columns: Any = None) -> pa.Table:
+        steps.append("letters" if columns else "whole")
+        return letters_of(selection, columns)
+
+    def open_one(*given: Any, **named: Any) -> Any:
+        steps.append("begin_letters")
+        return begin(*given, **named)
+
+    monkeypatch.setattr(store, "letters", ask)
+    monkeypatch.setattr(store, "begin_letters", open_one)
+    return steps
 
 
 def test_letters_side_by_side_are_read_from_the_log_at_once(place: Place) -> None:
