@@ -143,6 +143,14 @@ class Ranges:
         found[inside] = self.firsts[at[inside]] <= lasts[inside]
         return found
 
+    def at_most(self, count: int) -> Ranges:
+        """So many ranges, at least one, that hold all of these numbers and few others: the narrowest gaps are closed."""
+        if len(self.firsts) <= count:
+            return self
+        gaps = (self.firsts[1:] - self.lasts[:-1]).astype(np.uint64)  # which a signed number may not hold
+        cuts = np.sort(np.argsort(gaps)[len(gaps) - count + 1 :])
+        return Ranges(self.firsts[np.append(0, cuts + 1)], self.lasts[np.append(cuts, -1)])
+
     def contains(self, numbers: Ints) -> Bools:
         """For each number, whether it is in the set; O(n log ranges)."""
         return self.touched(numbers, numbers)

@@ -15,7 +15,7 @@ import dedup
 from checkpoint.errors import command
 from dedup.cli.options import By, Commands, Reason, Yes, duration, who
 from dedup.cli.show import NOTHING_DONE, AsJson, print_fields, print_json, print_table
-from dedup.core.whole_file import whole_file
+from dedup.reprocessing.whole_file import whole_file
 from dedup.urls import StoreUrl, is_postgres, postgres_schema
 
 if TYPE_CHECKING:

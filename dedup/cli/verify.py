@@ -5,24 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow as pa
 import typer
 
-from checkpoint.position import LAST, Partition, Ranges
-from checkpoint.records import RecordFilter
+from checkpoint.position import Partition, Ranges
 from deadletter.json_rows import json_rows
 from dedup.cli.exits import found
 from dedup.cli.options import Commands, Name
 from dedup.cli.show import AsJson, cell, print_fields, print_json, print_table
 from dedup.core.store import Store
+from dedup.signals.standing import newest_records
 from dedup.urls import StoreUrl, check_consumer, open_store
 from dedup.verify import PartitionProof, VerifyReport, load, save, verify
 
 TABLE_LIMIT = 50
 """Batches a table shows where nobody asked for more: one screen."""
-
-FARTHER = 8
-"""How many times as many decisions are read next where the newest ones have too few records."""
 
 SHOWN_RANGES = 5
 """Ranges of one partition that a table shows."""
@@ -64,7 +60,7 @@ def batches(
     opened = open_store(store)
     check_consumer(opened, name)
     wanted = (0 if as_json else TABLE_LIMIT) if limit is None else limit
-    found = newest_records(opened, name, wanted)
+    found = newest_records(opened, opened.head(name), wanted + 1, wanted) if wanted else opened.batches(name)
     newest = found.slice(max(0, found.num_rows - wanted)) if wanted else found
     if as_json:
         print_json(json_rows(newest))
@@ -73,22 +69,6 @@ def batches(
         typer.echo(f"These are the newest {newest.num_rows}; --limit shows more.")
     rows = [{**row, "partition": str(Partition(row["source"], row["topic"], row["partition"]))} for row in newest.to_pylist()]
     print_table(BATCH_COLUMNS, [[row[c] for c in BATCH_COLUMNS] for row in rows], empty="no batches yet")
-
-
-def newest_records(store: Store, name: str, wanted: int) -> pa.Table:
-    """The newest batch records, and at least one more than wanted where there are more; 0: all. It goes back only as far as it must.
-
-    A decision may have none, as one about letters, or one for each partition.
-    """
-    if not wanted:
-        return store.batches(name)
-    until, start, span = LAST, store.head(name).seq, wanted + 1
-    pages: list[pa.Table] = []
-    while not pages or (start and sum(page.num_rows for page in pages) <= wanted):
-        start = max(0, start - span)
-        pages.insert(0, store.batches(name, RecordFilter(start, until)))
-        until, span = start, span * FARTHER
-    return pa.concat_tables(pages)
 
 
 def verify_consumers(

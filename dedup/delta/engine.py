@@ -21,14 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import RemoveAction
 
 from checkpoint.errors import ConfigError
+from checkpoint.position import Ranges
 from dedup.delta import compaction, tables
 from dedup.delta.files import Add, FileWriter, indexed_columns
 from dedup.delta.fit import sql_type
@@ -515,23 +514,14 @@ class SparkTable:
 
 def _among(rows: pa.Table) -> str:
     """What finds at least these rows."""
-    seqs = np.unique(rows["seq"].drop_null().to_numpy())
-    if not len(seqs):
+    found = Ranges.of_numbers(rows["seq"].drop_null().to_numpy())
+    if not found:
         return "false"
-    ranges = _ranges(seqs)
+    ranges = f"({' OR '.join(f'seq BETWEEN {first} AND {last}' for first, last in found.at_most(_RANGES).items)})"
     if rows.num_rows > _MANY or "id" not in rows.column_names:
         return ranges
     ids = ", ".join("'" + i.replace("\\", "\\\\").replace("'", "\\'") + "'" for i in rows["id"].drop_null().unique().to_pylist())
     return f"{ranges} AND id IN ({ids})" if ids else ranges
-
-
-def _ranges(seqs: npt.NDArray[np.int64]) -> str:
-    """Ranges around these ascending numbers, with a border at each of the widest gaps."""
-    gaps = np.diff(seqs)
-    widest = np.argsort(gaps)[1 - _RANGES :]
-    cuts = np.sort(widest[gaps[widest] > 1])
-    ends = zip(seqs[np.append(0, cuts + 1)].tolist(), seqs[np.append(cuts, -1)].tolist(), strict=True)
-    return f"({' OR '.join(f'seq BETWEEN {first} AND {last}' for first, last in ends)})"
 
 
 def spark_side() -> Any | None:

@@ -31,7 +31,7 @@ from deadletter.work import PORTION, PORTION_BYTES, Progress, commit, known, lis
 from dedup.core import keys
 from dedup.core.envelope import ENVELOPE
 from dedup.core.store import Store
-from dedup.core.whole_file import whole_file
+from dedup.reprocessing.whole_file import whole_file
 
 Format = Literal["jsonl", "parquet"]
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError, DedupError, StoreUnavailable
 from checkpoint.head import Head, Present
+from checkpoint.position import LAST
 from checkpoint.records import RecordFilter
 from checkpoint.start import Ends, Lag, lags
 from deadletter import Status
@@ -28,6 +29,9 @@ SHOWN_WITHIN = dt.timedelta(minutes=1)
 
 NEWEST = 50
 """Decisions of which the rate is taken."""
+
+FARTHER = 8
+"""How many times as many decisions are read next where the newest ones have too few records."""
 
 
 class Activity(StrEnum):
@@ -94,7 +98,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         StoreError: the consumer cannot be read. SourceUnavailable: the broker does not answer.
     """
     head = store.head(name)
-    newest = _newest(store, head)
+    newest = newest_records(store, head, NEWEST)
     groups, damage = _open(store, name)
     unpublished_since = store.unpublished_since(name)
     far, lag_problem = _lags(head, broker, source)
@@ -115,14 +119,18 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
     )
 
 
-def _newest(store: Store, head: Head) -> pa.Table:
-    """Records of the newest decisions; of more of them, where people have decided about letters since the last batch."""
-    span = NEWEST
-    while True:
-        found = store.batches(head.consumer, RecordFilter(after=max(0, head.seq - span)))
-        if found.num_rows or span >= head.seq:
-            return found
-        span *= 8
+def newest_records(store: Store, head: Head, decisions: int, wanted: int = 0) -> pa.Table:
+    """Batch records of so many of the newest decisions, or of more of them until there are more than `wanted`.
+
+    A decision may have none, as one about letters, or one for each partition. It goes back only as far as it must.
+    """
+    until, start, span = LAST, head.seq, decisions
+    pages: list[pa.Table] = []
+    while not pages or (start and sum(page.num_rows for page in pages) <= wanted):
+        start = max(0, start - span)
+        pages.insert(0, store.batches(head.consumer, RecordFilter(start, until)))
+        until, span = start, span * FARTHER
+    return pa.concat_tables(pages)
 
 
 def _lags(head: Head, broker: Ends | None, source: str) -> tuple[list[Lag] | None, ConfigError | None]:

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
 from checkpoint.errors import ConfigError, HandlerError, StoreUnavailable
-from checkpoint.position import Ints
+from checkpoint.position import Ints, Ranges
 from deadletter import outage
 from dedup.core.keys import HIDDEN
 from dedup.core.rows import OF_AN_EVENT, Rows, rows_of
@@ -315,12 +315,8 @@ class EvaluatedInScratch:
 
 def near(ids: Ints) -> Column:
     """True for rows with these numbers, which ascend, and for few others: what statistics of Parquet files exclude is not read."""
-    if not len(ids):
-        return F.lit(False)
-    gaps = np.diff(ids)
-    widest = np.argsort(gaps)[1 - RANGES :]
-    parts = np.split(ids, np.sort(widest[gaps[widest] > 1]) + 1)
-    return reduce(lambda a, b: a | b, [F.col(ROW).between(int(part[0]), int(part[-1])) for part in parts])
+    found = Ranges.of_numbers(ids).at_most(RANGES).items
+    return reduce(lambda a, b: a | b, (F.col(ROW).between(*one) for one in found), F.lit(False))
 
 
 def _with_row(schema: StructType) -> StructType:

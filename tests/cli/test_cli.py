@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup import PostgresStore
-from dedup.cli.verify import newest_records
 from dedup.reprocessing.dead_letters import DeadLetters
+from dedup.signals.standing import newest_records
 from dedup.urls import open_store
 from fixtures.fix_places import BOTH, kept_place, new_place
 from kit.orders import batch, consumer, event, orders
@@ -146,12 +146,12 @@ def test_newest_batches_are_read_without_the_older_ones(place: Place, monkeypatc
 
     monkeypatch.setattr(store, "batches", read)
     newest = store.head("shop").seq
-    assert newest_records(store, "shop", 2).num_rows > 2 and [one.after for one in asked] == [newest - 3]
+    assert newest_records(store, store.head("shop"), 3, 2).num_rows > 2 and [one.after for one in asked] == [newest - 3]
     letters.discard(Selection(), by="ann", reason="no")
     letters.reopen(Selection(), by="ann", reason="yes")
     for wanted in (1, 3, everything.num_rows - 1, everything.num_rows, everything.num_rows + 1):
         asked.clear()
-        found = newest_records(store, "shop", wanted)
+        found = newest_records(store, store.head("shop"), wanted + 1, wanted)
         assert found.num_rows == everything.num_rows if wanted >= everything.num_rows else found.num_rows > wanted
         assert found.equals(everything.slice(everything.num_rows - found.num_rows))
         assert [one.until for one in asked[1:]] == [one.after for one in asked[:-1]]

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,12 @@ def test_every_room_belongs_to_the_full_run() -> None:
     whole = ([""], ["not spark", "spark"], ["not spark and not objects", "objects", "spark"])
     assert all(sorted(found) in whole for found in marked.values())
     assert len({part.name for part in PARTS}) == len(PARTS)
+
+
+def test_no_two_modules_of_tests_share_a_name() -> None:
+    """pytest imports them by their file's name, and leaves out the second of a name: it reads "import file mismatch"."""
+    names = Counter(file.name for file in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.full

@@ -97,6 +97,22 @@ def test_gaps_are_what_is_missing(closed: list[tuple[int, int]], until: int) -> 
     assert as_set(ranges.gaps(until)) == (set(range(min(there), until + 1)) - there if there else set())
 
 
+@given(pairs, st.integers(1, 6))
+def test_few_ranges_hold_all_numbers_and_few_others(closed: list[tuple[int, int]], count: int) -> None:
+    """The narrowest gaps are closed, as many as there are ranges too many."""
+    ranges = Ranges.of(Range(*pair) for pair in closed)
+    found, gaps = ranges.at_most(count), sorted(b.first - a.last - 1 for a, b in zip(ranges.items, ranges.items[1:], strict=False))
+    assert_canonical(found)
+    assert len(found.items) == min(count, len(ranges.items)) and as_set(found) >= as_set(ranges)
+    assert len(as_set(found)) - len(as_set(ranges)) == sum(gaps[: max(0, len(ranges.items) - count)])
+
+
+def test_a_gap_that_no_signed_number_holds_is_not_the_narrowest() -> None:
+    """Positions use all of 64 bits."""
+    far = Ranges([-BIG, BIG - 5, BIG - 1], [-BIG, BIG - 5, BIG - 1])
+    assert list(far.at_most(2).items) == [Range(-BIG, -BIG), Range(BIG - 5, BIG - 1)]
+
+
 @given(numbers)
 def test_only_the_empty_set_is_false(values: set[int]) -> None:
     """A set is true as soon as it holds one number, zero included."""

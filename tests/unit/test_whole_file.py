@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.errors import ConfigError
-from dedup.core.whole_file import whole_file
+from dedup.reprocessing.whole_file import whole_file
 
 
 def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
