@@ -20,7 +20,7 @@ help: ## Show this help
 demo: java $(VENV)/.jars ## Kill a stream in mid-run, count what arrived (DEMO_ARGS="--store postgresql://... --seed 7")
 	@$(BIN)/dedup demo $(DEMO_ARGS)
 
-test: java $(VENV)/.classes ## Run every promise once, most of them on each store, in JOBS=5 processes (PYTEST_ARGS="-k checkpoint -x")
+test: java $(VENV)/.classes ## Run every promise once, and on each store what it does by itself, in JOBS=5 processes (PYTEST_ARGS="-k checkpoint -x")
 	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 test-full: java $(VENV)/.classes ## Run all tests, hours of them, or parts of them (PART="brokers docs"; PART=list names them)

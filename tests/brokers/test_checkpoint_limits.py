@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 import checkpoint.aio
 from checkpoint import PostgresCheckpointStore
 from checkpoint.errors import ConfigError, StoreUnavailable
+from fixtures.variants import of_which
 from kit.checkpoint_kit import END_SESSIONS, make, opened, ownership, position
 from kit.pg_help import WAITING
 from kit.pg_proxy import Proxy, proxied, until
@@ -104,6 +105,7 @@ def test_a_locked_checkpoint_stops_neither_renewals_nor_other_checkpoints(kind: 
     scene(kind, postgres, play)
 
 
+@pytest.mark.parametrize("kind", of_which(1, OURS))
 def test_a_row_that_stays_locked_is_an_error_of_its_partition(kind: str, postgres: str) -> None:
     """Within the limit, as StoreUnavailable; nothing was written."""
     store = opened(kind, postgres)

@@ -247,6 +247,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("postgres")
 def test_two_processors_share_eight_partitions_and_one_takes_over_when_the_other_dies(
     kind: str, place: str, store: Store, eventhubs: Double, new_hub: MakeHub

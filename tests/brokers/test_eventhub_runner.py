@@ -20,6 +20,7 @@ from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChange
 from dedup import Consumer
 from dedup.eventhub import Connection, Namespace, rows, run_async, runner
 from dedup.eventhub.leases import FolderOwnership, Leases, owners_beside
+from fixtures.variants import of_which
 from kit import runner_child
 from kit.hub_orders import Orders, checkpoints, until
 from kit.orders import assert_proven, ids, letters
@@ -64,6 +65,7 @@ def test_a_link_that_breaks_repeats_and_is_throttled_costs_nothing(place: Place,
     sent.check(place)
 
 
+@pytest.mark.full
 def test_events_that_cannot_be_made_rows_end_the_run(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client would deliver them again for ever, and nobody would learn of it."""
 
@@ -114,6 +116,7 @@ class Entra:
         return AccessToken(self._token, int(time.time()) + 600)
 
 
+@pytest.mark.full
 def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
     """One token credential serves the questions about the hub and the client in its loop."""
     sent.send(50)
@@ -223,6 +226,7 @@ def test_an_error_that_is_everybodys_ends_the_process_and_is_not_redelivered_for
     assert letters(place.store()) == [] and checkpoints(place) == {}
 
 
+@pytest.mark.full
 def test_handlers_of_single_events_run_as_they_do_on_spark(place: Place, sent: Orders) -> None:
     """`foreach`: a row is written, None skips, an exception parks that event."""
     bodies = [json.dumps({"id": f"o{n}", "amount": n}).encode() for n in range(6)]
@@ -282,9 +286,10 @@ def test_latest_is_looked_up_once(place: Place, sent: Orders, monkeypatch: pytes
     assert ids(place.read()) == ["added", "new"]
 
 
-def test_the_client_waits_while_a_batch_is_in_the_store(place: Place, sent: Orders) -> None:
+@pytest.mark.parametrize("events", of_which(1, [3_000, 5_000]))
+def test_the_client_waits_while_a_batch_is_in_the_store(place: Place, sent: Orders, events: int) -> None:
     """Back-pressure: while the handler is at work no more than twice the prefetch is received, however much there is."""
-    sent.double.fill(sent.hub, 0, 5_000)
+    sent.double.fill(sent.hub, 0, events)
     sent.double.fill(sent.hub, 1, 1)
     consumer, go, inside = runner_child.consumer(place.store()), threading.Event(), threading.Event()
 
@@ -300,7 +305,7 @@ def test_the_client_waits_while_a_batch_is_in_the_store(place: Place, sent: Orde
         time.sleep(2)
         assert _delivered(sent) - _delivered_of(before) <= 500
         go.set()
-        until(lambda: checkpoints(place).get(0) == 4_999)
+        until(lambda: checkpoints(place).get(0) == events - 1)
 
 
 def _delivered(sent: Orders) -> int:

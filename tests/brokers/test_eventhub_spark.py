@@ -63,6 +63,7 @@ def flat(batches: Batches) -> list[tuple[int, int]]:
     return [place for batch in batches for place in batch]
 
 
+@pytest.mark.full
 def test_a_batch_read_holds_what_was_asked_for(eventhubs: Double, spark: SparkSession, options: dict[str, str]) -> None:
     """Everything by default; positions bound it, the start included and the end not; times begin it; rows are the envelope's."""
     hub, begin = options["eventHubName"], dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -63,6 +63,7 @@ def test_a_time_that_no_calendar_has_is_not_known(monkeypatch: pytest.MonkeyPatc
     assert broker.newest(told) == {("t", 0): dt.datetime(2025, 11, 29, 6, tzinfo=dt.UTC)}
 
 
+@pytest.mark.full
 def test_a_broker_that_is_away_is_told_as_such() -> None:
     """Every question ends within the time-out, with an error that says who was asked."""
     broker = dk.Broker(NOBODY, timeout=1)
@@ -104,6 +105,7 @@ def test_a_quote_in_a_secret_stays_in_the_secret() -> None:
     assert 'clientSecret="a\\"b\\\\c"' in options["kafka.sasl.jaas.config"]
 
 
+@pytest.mark.full
 def test_without_the_client_one_sentence_says_what_to_install() -> None:
     """`import dedup` works without confluent-kafka, and `dedup.kafka` names the extra."""
     program = "import sys; sys.modules['confluent_kafka'] = None\nimport dedup\nfrom dedup import Consumer\nimport dedup.kafka"

@@ -19,6 +19,7 @@ from checkpoint.mirror import Mirrored
 from checkpoint.start import next_positions
 from dedup import kafka
 from dedup.kafka.group import _Client, mirror
+from fixtures.variants import of_which
 from kit import kafka_server
 from kit.kafka_kit import PATIENCE, QUIET, Topic, eventually
 from kit.orders import batch, consumer, event
@@ -105,6 +106,7 @@ def test_what_is_no_name_of_a_group_is_refused(name: Any) -> None:
         kafka.GroupMirror(kafka.Broker("127.0.0.1:1"), name, dict)
 
 
+@pytest.mark.full
 def test_a_broker_that_hangs_is_waited_for_as_long_as_was_said(kafka: kafka_server.Broker, topic: Topic, group: str) -> None:
     """A commit that waits by itself would hold a mirror, and the end of its program, for longer."""
     from dedup.kafka import Broker
@@ -155,6 +157,7 @@ def test_a_topic_or_a_broker_that_is_not_there_is_told(topic: Topic, group: str)
         mirror(kafka.Broker(topic.servers, {"no.such": "s3cret"}), group, {(topic.name, 0): 1})
 
 
+@pytest.mark.full
 def test_positions_are_asked_again_while_the_group_has_no_coordinator(topic: Topic, group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that has just started, or hands the group over, refuses for a moment. Only what it says then is a double here."""
 
@@ -245,12 +248,15 @@ def test_the_command_shows_writes_and_goes_on(place: Place, topic: Topic, dedup:
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [
-        ("", "Name the broker: --kafka host:9092"),
-        ("--kafka 127.0.0.1:1 --eventhubs HUBS", "Name one broker"),
-        ("--kafka 127.0.0.1:1 --source other", "reads nothing from 'other'"),
-        ("--kafka 127.0.0.1:1 --topic other", "has no checkpoint of other"),
-    ],
+    of_which(
+        2,
+        [
+            ("", "Name the broker: --kafka host:9092"),
+            ("--kafka 127.0.0.1:1 --topic other", "has no checkpoint of other"),
+            ("--kafka 127.0.0.1:1 --eventhubs HUBS", "Name one broker"),
+            ("--kafka 127.0.0.1:1 --source other", "reads nothing from 'other'"),
+        ],
+    ),
 )
 def test_what_cannot_be_mirrored_is_one_sentence(line: str, told: str, place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which broker, which source, which topic: asked before anything is written anywhere."""

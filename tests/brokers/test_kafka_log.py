@@ -34,6 +34,7 @@ def test_a_range_is_read_with_everything_a_stream_has(kafka: kafka_server.Broker
     assert first["timestamp"].year >= 2026 and first["timestampType"] == 0
 
 
+@pytest.mark.full
 def test_aborted_messages_and_markers_are_no_events(kafka: kafka_server.Broker, topic: Topic) -> None:
     """Of transactions only what was committed is read, also where the range ends in an aborted one; both settings are there."""
     topic.send([b"a"])

@@ -55,6 +55,7 @@ def test_a_wrong_secret_or_token_is_refused(kafka: kafka_server.Broker, tokens: 
     assert "wrong-one" not in str(refused.value) and SECRET not in str(refused.value)
 
 
+@pytest.mark.full
 def test_sparks_source_logs_in_with_a_token(spark: SparkSession, kafka: kafka_server.Broker, topic: Topic, tokens: TokenServer) -> None:
     """The options are read by Kafka's Java client; its JVM has to be told that it may ask that address for tokens."""
     topic.send(["x", "y", "z"])

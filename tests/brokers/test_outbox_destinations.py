@@ -33,7 +33,7 @@ class Way:
     read: Callable[[], list[pa.Table]]
 
 
-@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "event hubs"])
+@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), pytest.param("event hubs", marks=pytest.mark.full)])
 def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     """A real broker behind a proxy that swallows answers, and the double of Event Hubs."""
     made = _kafka(request) if request.param == "kafka" else _hub(request)

@@ -135,6 +135,7 @@ def test_a_batch_has_all_keys_of_its_partition(eventhubs: Double, new_hub: MakeH
     assert rows["key"].to_pylist() == [e["key"].encode() for e in kept[0]]
 
 
+@pytest.mark.full
 def test_any_bytes_are_a_key(eventhubs: Double, new_hub: MakeHub) -> None:
     """No bytes, and bytes that are no text, keep their order as well: each is in one partition."""
     hub, out = new_hub(partitions=4), destination(eventhubs)

@@ -142,6 +142,7 @@ def test_a_flight_of_a_restored_database_is_not_taken_for_one_that_had_its_numbe
     assert sorted(int(m.value()) for m in received(topic)) == list(range(40))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["absent", pytest.param("zero", marks=pytest.mark.full)])
 def test_a_topic_that_does_not_exist_holds_back_no_other(postgres: str, topic: Topic, name: str) -> None:
     """Its messages wait, none is dead, and those of other topics go; once it is created it gets its own, each of them once."""

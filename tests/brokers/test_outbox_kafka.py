@@ -39,6 +39,7 @@ def test_messages_carry_their_id_and_keep_the_order_of_their_key(topic: Topic) -
     assert rows["headers"][0].as_py()[0]["key"] == "message-id"
 
 
+@pytest.mark.full
 def test_a_message_that_is_too_large_for_the_topic_is_found_among_many(kafka: Any) -> None:
     """The broker refuses whole batches; only the message that it meant has failed, and nothing behind it in its key was sent."""
     topic = Topic(kafka.servers, f"small-{uuid.uuid4().hex[:8]}")

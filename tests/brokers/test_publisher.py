@@ -222,6 +222,7 @@ def left(postgres: str, eventhubs: Any, hub: str) -> None:
     dead.close()
 
 
+@pytest.mark.full
 def test_who_could_not_send_what_a_dead_publisher_left_lets_others_try(postgres: str, eventhubs: Any, hub: str) -> None:
     """A helper that failed, and lives on, does not keep the group: it or another one sends the id once the broker answers."""
     left(postgres, eventhubs, hub)
@@ -235,6 +236,7 @@ def test_who_could_not_send_what_a_dead_publisher_left_lets_others_try(postgres:
     assert kept(eventhubs, hub) == [b"x"]
 
 
+@pytest.mark.full
 def test_an_id_that_a_person_gives_up_meanwhile_is_sent_by_who_waits_for_it(postgres: str, eventhubs: Any, hub: str) -> None:
     """Whoever waits for the group that stored it is new then, and sends it; it is not counted as known, and nothing of the page is lost."""
     east = publisher(postgres, eventhubs, hub, "east", max_outage=0.2)
@@ -256,6 +258,7 @@ def test_an_id_that_a_person_gives_up_meanwhile_is_sent_by_who_waits_for_it(post
         east.close()
 
 
+@pytest.mark.full
 def test_an_error_of_giving_a_group_back_does_not_hide_why(
     postgres: str, eventhubs: Any, hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +274,7 @@ def test_an_error_of_giving_a_group_back_does_not_hide_why(
             west.publish_once("a", b"x")
 
 
+@pytest.mark.full
 def test_who_is_overtaken_while_it_helps_goes_on_with_its_own_group(postgres: str, eventhubs: Any, hub: str) -> None:
     """The group that was helped gets an owner meanwhile, which sends the id: the helper's call and its later ones succeed."""
     left(postgres, eventhubs, hub)
@@ -289,6 +293,7 @@ def test_who_is_overtaken_while_it_helps_goes_on_with_its_own_group(postgres: st
     assert sorted(kept(eventhubs, hub)) == [b"x", b"y"]
 
 
+@pytest.mark.full
 def test_another_group_that_was_restored_does_not_end_who_helps_it(
     postgres: str, eventhubs: Any, hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def hub(new_hub: Any) -> str:
     return name
 
 
+@pytest.mark.full
 def test_an_id_that_is_published_again_is_one_event(postgres: str, eventhubs: Any, hub: str) -> None:
     """In one process, and by another publisher of the group afterwards: nothing is sent the second time."""
     with publisher(postgres, eventhubs, hub) as one:
@@ -99,6 +100,7 @@ def test_why_a_batch_does_not_take_an_event_is_told(event: Stored, why: str) -> 
         _sent(client, 0, None, [event], 1.0)
 
 
+@pytest.mark.full
 def test_state_restored_from_an_old_copy_loses_and_doubles_nothing(postgres: str, eventhubs: Any, hub: str) -> None:
     """Ids published again are duplicates at the consumer; new events have new message ids, though their numbers were given before."""
     with publisher(postgres, eventhubs, hub) as one:

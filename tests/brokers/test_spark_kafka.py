@@ -53,6 +53,7 @@ def start(stream: DataFrame, consumer: Any, checkpoint: Path, **trigger: Any) ->
     return stream.writeStream.foreachBatch(consumer).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_a_broker_that_dies_and_a_spark_checkpoint_that_is_lost(
     spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
@@ -83,6 +84,7 @@ def test_a_broker_that_dies_and_a_spark_checkpoint_that_is_lost(
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
     spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
@@ -108,6 +110,7 @@ def test_a_partition_that_spark_reads_in_pieces_is_one_task_in_order(
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_topic_created_again_that_spark_does_not_notice(
     spark: SparkSession, place: Place, kafka: kafka_server.Broker, topic: Topic, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.signals.standing import newest_records
 from dedup.urls import open_store
 from fixtures.fix_places import BOTH, kept_place, new_place
+from fixtures.variants import of_which
 from kit.orders import batch, consumer, event, orders
 from kit.places import DeltaPlace, Place, PostgresPlace
 
@@ -49,9 +50,9 @@ BUDGET = {
 
 DECISIONS: dict[str, dict[str, Any]] = {
     "consumer accept-gap shop": {"gap_accepted": True},
+    "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
     "consumer accept-incarnation shop --source broker --topic orders": {"checkpoints": [], "incarnations": 1},
     "consumer accept-restore shop": {"generation": 1, "batch_id": None},
-    "consumer reset shop": {"generation": 1, "keyspace": 1, "checkpoints": [], "settings": None},
     "budget lift shop --kind NO_KEY --events 50": {"budget": {**BUDGET, "NO_KEY": {"decided": 8, "lifted": 58}}},
 }
 """Command -> what it changes in `consumer show --json`."""
@@ -131,6 +132,7 @@ def test_batches_count_every_row_and_name_ranges(kept: Place, dedup: Run) -> Non
         assert document(dedup, f"batch list shop --limit {limit}", kept) == rows
 
 
+@pytest.mark.full
 def test_newest_batches_are_read_without_the_older_ones(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A year of records fits in no memory: only the newest decisions are read, farther back where these are about letters."""
     store = place.store()
@@ -187,6 +189,7 @@ def test_one_dead_letter_is_shown_whole(kept: Place, dedup: Run) -> None:
     assert "\x00" not in out
 
 
+@pytest.mark.full
 def test_a_letter_that_is_not_there_or_not_one_is_an_error(place: Place, dedup: Run) -> None:
     """An unknown id, none, and a prefix of several ids say so, with the command that lists them."""
     store = place.store()
@@ -212,7 +215,7 @@ def test_nothing_is_decided_without_yes(line: str, kept: Place, dedup: Run) -> N
 
 
 @pytest.mark.fast_on("postgres")
-@pytest.mark.parametrize("line", DECISIONS)
+@pytest.mark.parametrize("line", of_which(2, sorted(DECISIONS, key=lambda line: "accept-restore" not in line)))
 def test_a_decision_with_yes_is_what_was_shown(line: str, place: Place, dedup: Run) -> None:
     """With --yes it is made once, by somebody, for a reason; the tables still prove themselves."""
     before = document(dedup, "consumer show shop", place)
@@ -227,6 +230,7 @@ def test_a_decision_with_yes_is_what_was_shown(line: str, place: Place, dedup: R
     assert dedup("verify shop", place)[0] == 0
 
 
+@pytest.mark.full
 def test_accepting_a_gap_twice_changes_nothing(place: Place, dedup: Run) -> None:
     """A decision that is already made is not made again."""
     dedup("consumer accept-gap shop --yes", place)
@@ -278,7 +282,7 @@ def test_no_part_of_a_password_that_ends_early_is_shown(password: str, write: st
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("scheme", ["Postgresql", "POSTGRES"])
+@pytest.mark.parametrize("scheme", of_which(1, ["Postgresql", "POSTGRES"]))
 def test_the_case_of_a_scheme_has_no_meaning(scheme: str, empty_postgres: str, dedup: Run) -> None:
     """RFC 3986: a URL of PostgreSQL in capitals is one, and no folder of Delta; commands, publishers' too, and Python callers reach it."""
     url = f"{scheme}://?{urlencode(conninfo_to_dict(empty_postgres))}"
@@ -288,19 +292,20 @@ def test_the_case_of_a_scheme_has_no_meaning(scheme: str, empty_postgres: str, d
     assert isinstance(opened, PostgresStore) and opened.consumers() == []
 
 
-@pytest.mark.parametrize("line", ["status --fail-above 10", "status --kafka-settings /nowhere", "verify --full"])
+@pytest.mark.parametrize("line", of_which(1, ["status --fail-above 10", "status --kafka-settings /nowhere", "verify --full"]))
 def test_an_option_that_would_do_nothing_is_refused(line: str, place: Place, dedup: Run) -> None:
     """A limit of the lag without a broker would never alarm."""
     assert dedup(line, place)[0] == 2
 
 
-@pytest.mark.parametrize("proofs", ["absent/proofs.json", "."])
+@pytest.mark.parametrize("proofs", of_which(1, ["absent/proofs.json", "."]))
 def test_proofs_that_cannot_be_kept_are_told_at_once(proofs: str, place: Place, tmp_path: Path, dedup: Run) -> None:
     """One sentence that names the path, and not a stack trace after an hour of reading."""
     code, _, err = dedup(f"verify --proof {tmp_path / proofs}", place)
     assert (code, str(tmp_path) in err, "for the proofs" in err) == (2, True, True)
 
 
+@pytest.mark.full
 def test_publish_and_migrate_can_be_repeated(place: Place, dedup: Run) -> None:
     """Both say that there is nothing left to do, and change nothing."""
     before = document(dedup, "consumer show shop", place)
@@ -332,6 +337,7 @@ def test_a_sink_that_was_replaced_is_accepted_with_yes_only(tmp_path: Path, dedu
     assert [row["id"] for row in place.read()] == ["p0-9"]
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: str, dedup: Run) -> None:
     """A new table under a sink's name gets rows only after a person said so; one that was never written to is none to accept."""
@@ -350,6 +356,7 @@ def test_a_postgres_sink_that_was_replaced_is_accepted_with_yes_only(postgres: s
     assert [row["id"] for row in place.read()] == ["p0-9"]
 
 
+@pytest.mark.full
 def test_a_sink_that_was_never_written_to_is_refused(place: Place, dedup: Run) -> None:
     """A mistyped sink reads neither as a preview nor as a decision: the error names the sinks that the consumer has written to."""
     place.create_sink("other")

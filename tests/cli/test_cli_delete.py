@@ -53,6 +53,7 @@ def test_with_yes_the_consumer_is_gone(place: Place, dedup: Run) -> None:
     assert dedup("verify other", place)[0] == 0
 
 
+@pytest.mark.fast_on("delta")
 def test_the_same_command_ends_what_an_earlier_one_began(place: Place, dedup: Run) -> None:
     """Whoever starts the consumer meanwhile is told the command; it asks nothing again, and the name is free after it."""
 

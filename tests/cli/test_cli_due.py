@@ -14,6 +14,7 @@ import pytest
 
 from checkpoint.errors import CommitConflict, CommitUnknown, DedupError, HandlerError, RegistryUnavailable, SealUnavailable
 from dedup.reprocessing.letters import reprocess
+from fixtures.variants import of_which
 from kit.orders import batch, event
 from kit.places import DeltaPlace
 
@@ -102,7 +103,7 @@ def test_rounds_go_on_while_the_service_is_away(
     assert [row["id"] for row in place.read()] == ["a", "b"]
 
 
-@pytest.mark.parametrize("error", [CommitUnknown, CommitConflict, RegistryUnavailable, SealUnavailable])
+@pytest.mark.parametrize("error", of_which(1, [CommitUnknown, CommitConflict, RegistryUnavailable, SealUnavailable]))
 def test_rounds_go_on_after_what_stops_no_stream(error: type[DedupError], line: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost answer, another writer, or a registry that is away ends no rounds, as it ends no stream."""
     failing = [error("nothing was decided")]
@@ -130,6 +131,7 @@ def test_what_no_waiting_mends_ends_the_rounds(line: str, dedup: Run, monkeypatc
     assert (code, out, pauses) == (3, "", []) and "it broke a rule" in err
 
 
+@pytest.mark.full
 def test_rounds_end_with_the_reader_of_their_output(line: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed output is no outage: the command ends, as `head` expects."""
 

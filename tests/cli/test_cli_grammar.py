@@ -26,6 +26,7 @@ from dedup.cli.exits import HELP, ExitCode, exit_code
 from dedup.cli.options import above, amount, duration, moment, one_of
 from dedup.cli.outbox import StateName
 from dedup.cli.reprocess import FrameKind
+from fixtures.variants import of_which
 from kit.paths import ROOT
 
 Run = Callable[..., tuple[int, str, str]]
@@ -123,6 +124,7 @@ def test_changes_are_confirmed_in_one_way(name: str) -> None:
     assert ({"--by", "--reason"} <= given) == (name in DECISIONS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noun", ["", *sorted({name.split()[0] for name in COMMANDS} - WHOLE_STORE)])
 def test_a_list_of_commands_shows_whole_sentences(noun: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """At 80 columns nothing of what a command is for is cut off."""
@@ -150,6 +152,7 @@ def test_anything_else_is_no_duration(text: str) -> None:
         duration(text)
 
 
+@pytest.mark.full
 def test_a_wrong_duration_is_a_usage_error_on_every_option(dedup: Run) -> None:
     """Each option that takes a duration says the same, before the store is asked."""
     lines = [
@@ -200,7 +203,7 @@ CHOICES = {
 """Call -> the values of its last option."""
 
 
-@pytest.mark.parametrize("call", CHOICES)
+@pytest.mark.parametrize("call", of_which(3, CHOICES))
 def test_a_word_that_an_option_does_not_know_is_answered_with_those_it_knows(call: str, dedup: Run) -> None:
     """The message names the wrong word and all values as they are written, and the nearest one where one is near."""
     known = [str(value) for value in CHOICES[call]]
@@ -296,7 +299,7 @@ leave(SystemExit(eval(sys.argv[1])))
 """A program that ends while a thread of Arrow still calls Python."""
 
 
-@pytest.mark.parametrize(("code", "expected", "said"), [("3", 3, ""), ("None", 0, ""), ("'why'", 1, "why\n")])
+@pytest.mark.parametrize(("code", "expected", "said"), of_which(1, [("3", 3, ""), ("None", 0, ""), ("'why'", 1, "why\n")]))
 def test_a_thread_that_outlives_the_command_does_not_change_its_exit_code(code: str, expected: int, said: str) -> None:
     """The end of the interpreter would abort under such a thread; the command prints what it has to say and ends with its own exit code."""
     done = subprocess.run([sys.executable, "-c", ABORTS, code], capture_output=True, text=True, check=False, timeout=60)

@@ -47,6 +47,7 @@ def test_each_command_has_help_with_an_example(name: str, command: Any, dedup: R
         assert not context.args
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("noun", sorted({name.split()[0] for name, _ in commands() if " " in name}))
 def test_each_noun_has_help_with_an_example(noun: str, dedup: Run) -> None:
     """`dedup NOUN --help` ends with a call of one of its commands, which that command understands."""
@@ -141,6 +142,7 @@ def test_secrets_are_masked(text: str, masked: str) -> None:
     assert mask_secrets(text) == masked
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_output_into_a_closed_pipe_is_no_stack_trace() -> None:
     """`dedup ... | head` ends quietly when head has read enough."""

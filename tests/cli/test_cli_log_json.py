@@ -84,6 +84,7 @@ def test_the_variable_is_the_option(dedup: Run, monkeypatch: pytest.MonkeyPatch)
     assert not lines.are_written() and logging.getLogger("dedup").level == logging.NOTSET
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_the_answer_stays_where_it_is(place: DeltaPlace, dedup: Run) -> None:
     """Standard output and the exit code are the same with the option as without it."""
@@ -128,6 +129,7 @@ def first_and_stopped(process: subprocess.Popen[str], number: signal.Signals = s
     return dict(told)
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_a_dispatcher_that_is_refused_tells_it_in_lines(place: DeltaPlace) -> None:
     """`outbox dispatch` runs on; its line names the consumer and the error."""

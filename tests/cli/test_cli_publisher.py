@@ -150,6 +150,7 @@ def test_what_is_discarded_is_not_sent(postgres: str, broker: Broker, command: A
         assert two.publish_once("id-1", OutgoingEvent(b"new", partition=0)) == Published(new=1)
 
 
+@pytest.mark.full
 def test_a_discard_of_what_does_not_wait_is_refused(postgres: str, broker: Broker, command: Any, dedup: Run) -> None:
     """Exit code 2 with the command that shows what waits, also without --yes; nothing is given up, and nobody is fenced."""
     leave(postgres, broker)

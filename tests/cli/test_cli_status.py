@@ -96,6 +96,7 @@ class OneTopic:
         return {("orders", 0): End(0, 5)}
 
 
+@pytest.mark.full
 def test_a_topic_that_is_gone_hides_no_other_consumer(place: Place, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer of a topic that was deleted is a warning in `status`, and a row with the problem in `consumer lag`; both end with 1."""
     store = place.store()
@@ -175,6 +176,7 @@ def test_rows_that_do_not_show_in_their_sink_are_told(tmp_path: Path, dedup: Run
     assert dedup("sink sync", place)[0] == dedup("status", place)[0] == 0
 
 
+@pytest.mark.full
 def test_a_store_whose_last_consumer_was_deleted_is_there(place: Place, dedup: Run) -> None:
     """It has no consumers: nothing says that the address is wrong, and a look that is made every minute goes on."""
     gone = "consumer delete shop --reason gone --although-waiting --although-running --yes"

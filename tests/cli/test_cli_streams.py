@@ -50,6 +50,7 @@ def test_a_reader_that_has_gone_is_not_taken_for_a_contradiction(store: str) -> 
     assert shell(f"{PROGRAM} verify --store {store} | true").returncode == 141
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_one_sentence(store: str) -> None:
     """A disk that is full is no unexpected error: the message says what to do."""

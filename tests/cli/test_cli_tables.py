@@ -149,7 +149,7 @@ def _read(master: int, into: bytearray) -> None:
         return
 
 
-@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}])
+@pytest.mark.parametrize("variables", of_which(1, [{}, {"NO_COLOR": "1"}]))
 def test_the_width_is_that_of_the_terminal(variables: dict[str, str], lines: dict[str, str]) -> None:
     """Asked of the terminal itself, where no variable says it; there are no colors, with NO_COLOR and without."""
     master, slave = pty.openpty()

@@ -55,6 +55,7 @@ def test_a_consumer_that_is_broken_holds_no_other_one_up(place: DeltaPlace, dedu
     assert code == 1 and list(failed) == [("sent messages", "two")] and "accept-restore" in failed["sent messages", "two"]
 
 
+@pytest.mark.full
 def test_it_goes_on_until_it_is_stopped(place: Place) -> None:
     """With --every: again and again, and a signal ends it."""
     line = [sys.executable, "-m", "dedup", "upkeep", "--retention", "0d", "--every", "0.5s", "--yes", "--store", place.url]

@@ -121,6 +121,7 @@ def test_a_sink_that_is_off_by_one_row_fails(
     assert "2013-" in told.err
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_a_demo_that_was_not_killed_enough_fails(finished: Path) -> None:
     """A stream that ended before the third kill has shown less than it claims."""

@@ -144,6 +144,7 @@ for n in range(int(file.read_text()) + 1, 31):
 """Counts to 30 in a file, and goes on there when it is started again; leaves a child in a process group of its own."""
 
 
+@pytest.mark.full
 def test_a_child_is_killed_with_everything_it_started_and_goes_on(tmp_path: Path) -> None:
     """Each kill hits a child that has done something, nothing of it survives, and the work is finished all the same."""
     count = tmp_path / "count"

@@ -67,6 +67,7 @@ def test_a_flood_of_one_kind_stops_until_it_is_admitted(place: Place, kind: Kind
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", ["foreach", "foreach_arrow"])
 def test_handlers_of_any_shape_are_spared_a_flood(place: Place, shape: str) -> None:
     """The budget is looked at before the handler is: it is not called for a batch that cannot be parked."""
@@ -94,6 +95,7 @@ def test_a_share_is_judged_over_the_last_events_and_not_over_a_batch(place: Plac
     assert len(letters(place.store())) == 90
 
 
+@pytest.mark.full
 def test_a_burst_and_a_quiet_topic_go_on(place: Place) -> None:
     """Fifty in a row that do not decode among good ones, and single ones later, are parked one by one and stop nothing."""
     run = consumer(place.store())

@@ -42,6 +42,7 @@ def used(place: Place, name: str = "shop", **settings: Any) -> Any:
     return run
 
 
+@pytest.mark.fast_on("postgres")
 def test_nothing_of_a_deleted_consumer_is_left(place: Place) -> None:
     """It is not listed, has no letters, messages, records or checkpoints; what was there is told; its rows stay in the sink."""
     used(place)
@@ -99,6 +100,7 @@ def test_what_others_have_stays(place: Place) -> None:
     assert_proven(place.store(), "other")
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_look_changes_nothing(place: Place) -> None:
     """A dry run says what there is and what speaks against it, and the consumer goes on."""
     run = used(place)
@@ -109,6 +111,7 @@ def test_a_look_changes_nothing(place: Place) -> None:
     assert run(batch(*orders(range(4, 6))), 1).processed == 2
 
 
+@pytest.mark.fast_on("postgres")
 def test_one_that_may_run_is_not_deleted(place: Place) -> None:
     """The process is named, and nothing has changed."""
     run = used(place)
@@ -129,6 +132,7 @@ def test_one_with_work_that_waits_is_not_deleted(place: Place, what: str) -> Non
     assert place.store().consumers() == []
 
 
+@pytest.mark.fast_on("delta")
 def test_one_that_was_stopped_is_deleted_without_more_ado(place: Place, nursery: Nursery) -> None:
     """Its process is gone, nothing waits: no option is needed, and the second call says that there is none."""
     task = {"module": "kit.child_letters", "kind": place.kind, "place": place.where, "name": "shop", "do": "stream", "batches": [[0, 1]]}

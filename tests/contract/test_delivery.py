@@ -60,6 +60,7 @@ def test_a_lost_spark_checkpoint_from_latest_is_refused(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_new_query_that_was_all_redelivery_may_jump_like_any_other(place: Place) -> None:
     """Once a query has shown that it begins at or below the checkpoint, missing positions are the broker's, not a gap."""
     consumer(place.store(), query="old")(batch(*orders(range(4))), 0)
@@ -82,6 +83,7 @@ def test_a_late_event_is_handled_as_new(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_duplicate_in_one_batch_is_dropped_and_the_first_position_wins(place: Place) -> None:
     """Two positions of one key in one batch: the lower one is processed."""
     store = place.store()
@@ -100,6 +102,7 @@ def test_a_duplicate_in_the_next_batch_or_another_partition_is_dropped(place: Pl
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_the_same_topic_name_in_another_source_is_another_topic(place: Place) -> None:
     """By default a key counts within its source and topic."""
     report = consumer(place.store())(batch(event(0, "a"), event(0, "a", source="other"), event(0, "a", topic="returns")), 0)
@@ -107,12 +110,14 @@ def test_the_same_topic_name_in_another_source_is_another_topic(place: Place) ->
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_with_consumer_scope_a_key_counts_across_topics(place: Place) -> None:
     """key_scope="consumer" makes the same event in another topic a duplicate."""
     report = consumer(place.store(), key_scope="consumer")(batch(event(0, "a"), event(0, "a", source="other")), 0)
     assert (report.processed, report.duplicates) == (1, 1)
 
 
+@pytest.mark.fast_on("delta")
 def test_an_exploded_event_without_part_is_refused(place: Place) -> None:
     """Two different rows of one position are not a redelivery: the error names part=, and nothing is written."""
     rows = batch(event(0, "a"), event(0, "b"))
@@ -131,6 +136,7 @@ def test_an_exploded_event_with_part_gives_every_row(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_same_row_twice_in_a_batch_is_a_redelivery(place: Place) -> None:
     """One position with the same content twice is dropped, not refused."""
     report = consumer(place.store())(batch(event(0, "a"), event(0, "a"), event(1, "b")), 0)
@@ -138,6 +144,7 @@ def test_the_same_row_twice_in_a_batch_is_a_redelivery(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_null_keys_are_parked_one_by_one(place: Place) -> None:
     """Events without a key are never one message: each becomes a letter."""
     store = place.store()
@@ -147,6 +154,7 @@ def test_null_keys_are_parked_one_by_one(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("delta")
 def test_null_keys_may_fall_back_to_the_position(place: Place) -> None:
     """null_key="position": each event without a key is its own message, once."""
     rows = batch(event(0, None, 1), event(1, None, 1))
@@ -158,6 +166,7 @@ def test_null_keys_may_fall_back_to_the_position(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_empty_batch_is_recorded(place: Place) -> None:
     """Nothing is written, and the next batch id is not taken for a restored store."""
     store = place.store()
@@ -170,6 +179,7 @@ def test_an_empty_batch_is_recorded(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("delta")
 def test_a_batch_of_duplicates_only_does_not_call_the_handler(place: Place) -> None:
     """Nothing new, nothing to handle; the checkpoint still moves."""
     store = place.store()
@@ -198,17 +208,20 @@ def test_a_key_with_another_body_is_a_conflict(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_conflict_may_count_as_a_duplicate(place: Place) -> None:
     """on_key_conflict="duplicate": the first payload wins and the second is counted."""
     assert consumer(place.store(), on_key_conflict="duplicate")(batch(event(0, "a", 1), event(1, "a", 2)), 0).duplicates == 1
 
 
+@pytest.mark.fast_on("delta")
 def test_only_the_columns_of_payload_make_a_conflict(place: Place) -> None:
     """payload="data.id": another amount under the same key is an ordinary duplicate."""
     report = consumer(place.store(), payload="data.id")(batch(event(0, "a", 1), event(1, "a", 2)), 0)
     assert (report.duplicates, report.dead_lettered) == (1, 0)
 
 
+@pytest.mark.fast_on("postgres")
 def test_null_in_the_columns_of_payload_is_a_value(place: Place) -> None:
     """A producer that repeats an order without an amount, at another time, repeats it: before, while and after it is a dead letter."""
     sent = [event(n, body=b'{"id": "a", "amount": null, "sent": %d}' % n) for n in range(4)]
@@ -229,6 +242,7 @@ def test_null_in_the_columns_of_payload_is_a_value(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_big_batches_commit_in_chunks_in_position_order(place: Place) -> None:
     """More events than max_events_per_transaction: several transactions, together the same effect."""
     store = place.store()
@@ -239,6 +253,7 @@ def test_big_batches_commit_in_chunks_in_position_order(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_key_only_mode_dedupes_without_positions(place: Place) -> None:
     """Rows without positions: keys dedupe, letters are kept once, and verify says what it cannot prove."""
     rows = batch(event(0, "a"), event(0, "b"), event(0, "a"), event(0, "c", -1), event(0, None)).select(["body"])
@@ -251,7 +266,8 @@ def test_key_only_mode_dedupes_without_positions(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.parametrize("bisected", [False, True])
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize("bisected", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_rows_without_positions_come_to_the_handler_as_they_arrived(place: Place, bisected: bool) -> None:
     """A merge leaves the last one, messages of one key leave in their order, and halves of a batch that fails keep it."""
     run, seen = consumer(place.store(), positions=None), list[list[int]]()
@@ -278,6 +294,7 @@ def test_rows_without_positions_come_to_the_handler_as_they_arrived(place: Place
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_position_behind_which_nothing_can_follow_is_refused(place: Place) -> None:
     """The largest sequence number is an error with advice; the one before it is a position like any other."""
     with pytest.raises(ConfigError, match="9223372036854775807"):

@@ -64,6 +64,7 @@ def job(place: Place, later: Any = LATER, **settings: Any) -> tuple[Consumer, se
     return run, bad
 
 
+@pytest.mark.fast_on("postgres")
 def test_what_is_due_is_run_again_and_what_fails_waits_for_the_next_time(place: Place, clock: list[dt.timedelta]) -> None:
     """Nothing before its time; a letter that fails waits for the next one; behind the last one a person is needed."""
     run, bad = job(place)
@@ -86,6 +87,7 @@ def test_what_is_due_is_run_again_and_what_fails_waits_for_the_next_time(place: 
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_letters_behind_one_that_is_due_are_run_in_order(place: Place, clock: list[dt.timedelta]) -> None:
     """The letter behind it is BLOCKED and never due; it runs when the one before it has passed."""
     run, bad = job(place)
@@ -97,6 +99,7 @@ def test_letters_behind_one_that_is_due_are_run_in_order(place: Place, clock: li
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_that_are_too_old_keep_no_others_from_running(place: Place, clock: list[dt.timedelta]) -> None:
     """They stay due for ever and stand first: they are no part of what a limit allows, nor of what is selected, and counted once."""
     run, bad = job(place, reprocess_within=dt.timedelta(days=1))

@@ -35,6 +35,7 @@ from dedup.reprocessing.from_log import fill
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
 from dedup.reprocessing.replay import replay
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place
 
@@ -100,6 +101,7 @@ def test_a_parked_event_keeps_its_key_until_it_is_reprocessed(place: Place) -> N
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_fails_again_is_the_same_letter(place: Place) -> None:
     """One more attempt, both failures in its history, nothing written, still open."""
     failing(place.store(), lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
@@ -114,6 +116,7 @@ def test_a_letter_that_fails_again_is_the_same_letter(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_reprocess_stops_after_so_many_failures_in_a_row(place: Place) -> None:
     """A fix that is none is noticed early; what failed again is counted, the rest untouched."""
     failing(place.store(), lambda i: True, budget=None)(batch(*orders(range(40))), 0)
@@ -123,6 +126,7 @@ def test_reprocess_stops_after_so_many_failures_in_a_row(place: Place) -> None:
     assert 5 <= tried.count(2) <= 10 and tried.count(1) == 40 - tried.count(2)
 
 
+@pytest.mark.fast_on("postgres")
 def test_over_budget_nothing_is_parked(place: Place) -> None:
     """A bug that fails everything stops the query; lifted, its events are parked; fixed, they are reprocessed."""
     consumer(place.store())(batch(*orders(range(120))), 0)
@@ -138,6 +142,7 @@ def test_over_budget_nothing_is_parked(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_a_poison_event_on_a_quiet_topic_is_parked(place: Place) -> None:
     """One event, and it fails: the stream goes on."""
     run = failing(place.store(), lambda i: i == "p0-0")
@@ -199,6 +204,7 @@ def test_a_limit_and_a_rate_hold_for_letters_that_waited_too(place: Place) -> No
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_rejected_event_blocks_what_was_processed_with_it(place: Place) -> None:
     """The handler rejects one event and accepts the next of its sequence: the next one waits."""
 
@@ -227,6 +233,7 @@ def recorded(*events: dict[str, Any]) -> Callable[..., pa.Table]:
     return read
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_accepted_gap_is_filled_from_the_log(place: Place) -> None:
     """Positions that were never delivered are run once, as late events; a second call finds nothing to do."""
     consumer(place.store(), query="one")(batch(*orders([0])), 0)
@@ -243,7 +250,8 @@ def test_an_accepted_gap_is_filled_from_the_log(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.parametrize("other", [0, 9])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("other", of_which(1, [0, 9]))
 def test_a_gap_is_not_filled_from_a_topic_that_was_created_again(place: Place, other: int) -> None:
     """Of absent positions nothing is known, but the events beside them were decided: where one of those is another, nothing is run."""
     consumer(place.store(), query="one")(batch(*orders([0])), 0)
@@ -261,11 +269,11 @@ def test_a_gap_is_not_filled_from_a_topic_that_was_created_again(place: Place, o
     ("asked", "options", "words"),
     [
         ({"kind": "REJECTED"}, {}, "have no kind"),
-        ({"key": "a", "text": "b"}, {}, "have no key, text"),
-        ({"first": 5, "last": 4}, {}, "no position from 5 to 4"),
+        pytest.param({"key": "a", "text": "b"}, {}, "have no key, text", marks=pytest.mark.full),
+        pytest.param({"first": 5, "last": 4}, {}, "no position from 5 to 4", marks=pytest.mark.full),
         ({"first": 10, "last": 20}, {}, "from 10 on were not decided yet.*broker/orders/0 at 9"),
         ({}, {"limit": 5}, "are for letters"),
-        ({}, {"rate": 5.0}, "are for letters"),
+        pytest.param({}, {"rate": 5.0}, "are for letters", marks=pytest.mark.full),
     ],
 )
 def test_what_positions_do_not_have_is_refused(place: Place, asked: dict[str, Any], options: dict[str, Any], words: str) -> None:
@@ -281,6 +289,7 @@ def test_what_positions_do_not_have_is_refused(place: Place, asked: dict[str, An
     assert len(place.read()) == 10
 
 
+@pytest.mark.fast_on("postgres")
 def test_positions_above_the_checkpoint_are_named(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A range that ends above the checkpoint is run up to it, and what was left out is said."""
     run = consumer(place.store())
@@ -293,6 +302,7 @@ def test_positions_above_the_checkpoint_are_named(place: Place, caplog: pytest.L
     assert "positions 10 to 15 were not decided yet and are left out" in caplog.text
 
 
+@pytest.mark.fast_on("postgres")
 def test_positions_that_the_log_lost_are_named(place: Place) -> None:
     """What is neither delivered nor in the log is an error that names it; skipped, it is recorded as LOST and the rest is run."""
     consumer(place.store(), query="one")(batch(*orders([0])), 0)
@@ -358,6 +368,7 @@ def test_a_late_event_does_not_overwrite_a_newer_one(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_replay_repeats_processed_positions_through_merge(place: Place) -> None:
     """A bug in processed rows is repaired: the range is repeated, dead letters and positions outside are left alone."""
     place.create_merge_sink("balances")
@@ -374,6 +385,7 @@ def test_replay_repeats_processed_positions_through_merge(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_replay_refuses_to_append_twice(place: Place) -> None:
     """A handler that appends needs compensate or accept_double; refused, nothing changes."""
     run = consumer(place.store())
@@ -387,6 +399,7 @@ def test_replay_refuses_to_append_twice(place: Place) -> None:
     assert len(place.read()) == 6
 
 
+@pytest.mark.fast_on("postgres")
 def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
     """With compensate the new effect replaces the old one, in one transaction; a replay that fails changes nothing."""
     place.create_merge_sink("balances")
@@ -415,6 +428,7 @@ def test_replay_takes_the_old_effect_back_first(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_older_than_the_horizon_are_not_run(place: Place) -> None:
     """Their reservation may be purged, and a later event had the effect: they are counted and left; longer than retention is refused."""
     failing(place.store(), lambda i: True)(batch(*orders(range(2))), 0)
@@ -425,6 +439,7 @@ def test_letters_older_than_the_horizon_are_not_run(place: Place) -> None:
         consumer(place.store(), retention=timedelta(days=7), reprocess_within=timedelta(days=30))
 
 
+@pytest.mark.fast_on("postgres")
 def test_other_key_settings_are_refused_for_letters_too(place: Place) -> None:
     """Keys of another kind would not recognise what was decided: reprocess, fill and replay say so and change nothing."""
     failing(place.store(), lambda i: i == "p0-1")(batch(*orders(range(3))), 0)
@@ -460,6 +475,7 @@ def test_a_letter_brings_back_everything_the_handler_saw(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     """Only its beginning is kept; reprocess reads the event again, and without it says which position is missing."""
     large = event(1, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 100_000 + b'"}')
@@ -477,6 +493,7 @@ def test_a_body_that_was_too_large_is_read_from_the_log(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_with_more_bytes_than_a_transaction_keeps_stop_the_batch_in_words(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the batch is true; with smaller transactions, as the error says, all of it is parked."""
     monkeypatch.setattr("dedup.core.letters.MOST_BODIES", 150)
@@ -488,7 +505,7 @@ def test_letters_with_more_bytes_than_a_transaction_keeps_stop_the_batch_in_word
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
     """Where the log holds another event at a letter's position, it is refused, and the letter is not given up as LOST."""
     large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
@@ -504,6 +521,7 @@ def test_a_large_body_is_not_taken_from_another_event(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_a_module_that_a_handler_lacks_parks_nothing(place: Place) -> None:
     """An instance without a package stops, and makes no good event a letter; one that has it goes on."""
 
@@ -528,8 +546,10 @@ def unreachable(source: str, topic: str, partition: int, first: int, last: int) 
     raise SourceUnavailable("broker-1 does not answer")
 
 
+@pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
-    ("reader", "why"), [(None, "register_log_reader"), (unreadable, "KeyError: 'no such folder'"), (unreachable, "does not answer")]
+    ("reader", "why"),
+    of_which(1, [(None, "register_log_reader"), (unreadable, "KeyError: 'no such folder'"), (unreachable, "does not answer")]),
 )
 def test_a_letter_that_cannot_be_read_does_not_stop_the_others(reader: Any, why: str, place: Place) -> None:
     """The others are run, also those behind it; the error at the end names each that was not and why, and has the report."""
@@ -550,6 +570,7 @@ def test_a_letter_that_cannot_be_read_does_not_stop_the_others(reader: Any, why:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
     """With skip_missing its letter is LOST and holds its key no longer: the message counts as new when it comes again."""
     large = event(0, "a", 1, body=b'{"id":"big","amount":1,"note":"' + b"x" * 2_000 + b'"}')
@@ -562,8 +583,8 @@ def test_a_large_body_that_is_gone_is_recorded_as_lost(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("missing", ["handler", "log reader"])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("missing", of_which(1, ["handler", "log reader"]))
 def test_a_dry_run_refuses_what_the_run_refuses(place: Place, missing: str) -> None:
     """Without a handler, or without what reads the log again, both end with one message."""
     store = place.store()

@@ -52,6 +52,7 @@ def test_coroutines_are_in_hand_together_and_their_rows_in_order(place: Place) -
     assert [(m.body or b"").decode() for m in sent] == [f"p0-{n}" for n in range(12)]
 
 
+@pytest.mark.fast_on("postgres")
 def test_coroutines_of_one_sequence_come_one_after_the_other(place: Place) -> None:
     """No event begins before the one before it in its sequence has ended; behind a failed one none begins, and it waits as a letter."""
     made, begun = bare(place.store(), sequence_key="data.amount"), []
@@ -94,6 +95,7 @@ def test_failures_of_coroutines_are_parked_alone(place: Place) -> None:
     assert [x["idempotence_key"] for x in letters(place.store())] == ["p0-3", "p0-5"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("awaited", [True, False])
 def test_sys_exit_in_a_task_that_a_coroutine_has_started_stops_nobody(place: Place, awaited: bool) -> None:
     """It ends the loop for a moment. Where the handler awaits the task it is that event's failure; the other events pass."""

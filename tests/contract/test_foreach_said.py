@@ -15,6 +15,7 @@ from deadletter.selection import Selection
 from dedup import Consumer, replay
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.local_tasks import run_here, run_in_tasks
 from kit.orders import assert_proven, batch, event, flatten, ids, letters, orders
@@ -26,6 +27,7 @@ def row(event: Event) -> dict[str, Any]:
     return {"id": event.data["id"], "amount": event.data["amount"]}
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_event_that_wrote_by_itself_is_processed_and_replayed(place: Place) -> None:
     """None is "nothing to do" only where nothing was done: else replay would leave out what was merged."""
     place.create_merge_sink("balances")
@@ -84,7 +86,7 @@ def test_rows_of_events_are_written_together(place: Place) -> None:
         assert len(DeltaTable(place.path("audit")).file_uris()) == 1
 
 
-@pytest.mark.parametrize("run", [run_here, run_in_tasks])
+@pytest.mark.parametrize("run", of_which(1, [run_here, run_in_tasks]))
 def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(postgres: str, run: Any) -> None:
     """A column that a row does not bring has the table's default, whichever rows are in the same chunk."""
     base = PostgresPlace(postgres)
@@ -100,7 +102,7 @@ def test_what_a_returned_row_lacks_is_not_null_because_its_neighbour_has_it(post
     assert base.execute("SELECT id, status FROM orders ORDER BY id") == [(f"p0-{n}", "told" if n % 2 else "new") for n in range(4)]
 
 
-@pytest.mark.parametrize("kind", [dict, OrderedDict, partial(defaultdict, list)], ids=["dict", "OrderedDict", "defaultdict"])
+@pytest.mark.parametrize("kind", of_which(1, [dict, OrderedDict, partial(defaultdict, list)]), ids=["dict", "OrderedDict", "defaultdict"])
 def test_rows_are_those_of_the_moment_in_which_they_were_said(place: Place, kind: Any) -> None:
     """One dict, with a list in it, for all events: what it held is written, published and returned, by coroutines as well."""
     place.create_sink("audit")
@@ -129,6 +131,7 @@ def test_rows_are_those_of_the_moment_in_which_they_were_said(place: Place, kind
     assert [m.headers for m in sent] == [(("n", m.body),) for m in sent] and len(sent) == 6
 
 
+@pytest.mark.full
 def test_what_a_coroutine_awaits_may_be_cancelled(place: Place) -> None:
     """A cancelled task that several events wait for is the failure of those events: none of them vanishes, and the others pass."""
     made = bare(place.store())
@@ -166,6 +169,7 @@ def test_a_coroutine_that_cancels_its_own_task_stops_the_batch(place: Place) -> 
     assert place.read() == [] and letters(place.store()) == []
 
 
+@pytest.mark.full
 def test_what_a_coroutine_left_behind_is_refused(place: Place) -> None:
     """A task that writes after its handler has returned gets an error, as it would with any other tx."""
     made, told = bare(place.store()), []
@@ -190,6 +194,7 @@ def test_what_a_coroutine_left_behind_is_refused(place: Place) -> None:
     assert len(place.read()) == 4, "the third one's task was in time"
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_event_can_be_parked_by_its_handler(place: Place) -> None:
     """tx.dead_letter takes the event itself, also in coroutines; returning rows of it as well is an error."""
     made = bare(place.store())
@@ -235,12 +240,15 @@ def test_an_exception_is_a_reason(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
-    [
-        (lambda event, tx: [row(event), 7], "Of broker/orders/0 0 it returned a list whose item 1 is of type int"),
-        (lambda event, tx: "done", "Of broker/orders/0 0 it returned str"),
-        (lambda event, tx: tx.write(row(event), None), "tx.write takes the name of a table, not None"),
-        (lambda event, tx: tx.merge(row(event), "", "id"), "tx.merge takes the name of a table, not ''"),
-    ],
+    of_which(
+        2,
+        [
+            (lambda event, tx: [row(event), 7], "Of broker/orders/0 0 it returned a list whose item 1 is of type int"),
+            (lambda event, tx: "done", "Of broker/orders/0 0 it returned str"),
+            (lambda event, tx: tx.write(row(event), None), "tx.write takes the name of a table, not None"),
+            (lambda event, tx: tx.merge(row(event), "", "id"), "tx.merge takes the name of a table, not ''"),
+        ],
+    ),
 )
 def test_a_handler_that_is_wrong_stops_the_stream_and_says_where(place: Place, wrong: Any, says: str) -> None:
     """It would be wrong for every event: none of them is parked."""
@@ -259,7 +267,7 @@ SAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", SAYS)
-@pytest.mark.parametrize("soon", [False, True], ids=["at once", "coroutine"])
+@pytest.mark.parametrize("soon", of_which(1, [False, True]), ids=["at once", "coroutine"])
 def test_an_event_has_an_effect_or_a_letter(place: Place, how: str, soon: bool) -> None:
     """What was written, merged or published for an event that is parked as well would come twice once it is reprocessed: an error."""
     place.create_merge_sink("balances")
@@ -281,16 +289,16 @@ def test_an_event_has_an_effect_or_a_letter(place: Place, how: str, soon: bool) 
 
 
 MISFITS: dict[str, Any] = {
-    "write": lambda tx, row, bad: tx.write(row | {"amount": "many"} if bad else row, "orders"),
     "merge": lambda tx, row, bad: tx.merge(row | {"amount": "many"} if bad else row, "balances", "id"),
-    "merge without its key": lambda tx, row, bad: tx.merge({"amount": 1} if bad else row, "balances", "id"),
     "publish": lambda tx, row, bad: tx.publish({"body": 5 if bad else row["id"]}, "out"),
+    "write": lambda tx, row, bad: tx.write(row | {"amount": "many"} if bad else row, "orders"),
+    "merge without its key": lambda tx, row, bad: tx.merge({"amount": 1} if bad else row, "balances", "id"),
     "publish without a body": lambda tx, row, bad: tx.publish({} if bad else {"body": row["id"]}, "out"),
 }
 
 
 @pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("how", MISFITS)
+@pytest.mark.parametrize("how", of_which(2, MISFITS))
 def test_a_row_that_does_not_fit_is_its_events_fault(place: Place, how: str) -> None:
     """However it is said, and wherever the handler runs: the event is parked, the others pass, the stream goes on."""
     place.create_merge_sink("balances")
@@ -309,6 +317,7 @@ def test_a_row_that_does_not_fit_is_its_events_fault(place: Place, how: str) -> 
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_replayed_coroutines_of_one_sequence_come_one_after_the_other(place: Place) -> None:
     """Replay keeps their order as the stream did: what they read and write elsewhere belongs together."""
     place.create_merge_sink("balances")
@@ -350,14 +359,17 @@ def test_a_handler_of_batches_that_nobody_would_run_is_refused(place: Place, han
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        _coroutine,
-        _generator,
-        lambda rows, tx: flatten(rows),
-        lambda rows, tx: flatten(rows).to_pylist(),
-        lambda rows, tx: flatten(rows).to_pylist()[0],
-        lambda rows, tx: (tx.skip(rows, pa.array([False] * 3)), None),
-    ],
+    of_which(
+        3,
+        [
+            _coroutine,
+            _generator,
+            lambda rows, tx: flatten(rows),
+            lambda rows, tx: flatten(rows).to_pylist(),
+            lambda rows, tx: flatten(rows).to_pylist()[0],
+            lambda rows, tx: (tx.skip(rows, pa.array([False] * 3)), None),
+        ],
+    ),
 )
 def test_rows_that_a_handler_of_batches_returns_are_not_dropped(place: Place, answer: Any) -> None:
     """What it returns is written by nobody: it is told so, and nothing is committed."""

@@ -86,6 +86,7 @@ def test_nothing_of_a_forgotten_key_can_be_read_any_more(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_forgotten_letter_stays_and_still_counts(place: Place) -> None:
     """Its position, kind, status, hashes and counts are as before, its history says who erased it and why, and its key is reserved."""
     run = parked(place)
@@ -102,6 +103,7 @@ def test_a_forgotten_letter_stays_and_still_counts(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_look_changes_nothing(place: Place) -> None:
     """A dry run says how much would be erased, and whoever looks afterwards finds everything as it was."""
     parked(place)
@@ -138,6 +140,7 @@ def test_a_letter_that_waits_is_not_erased(place: Place, status: str) -> None:
     assert forget(place, key=key, dry_run=True).waiting == [letter["id"]]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_forgotten_letter_is_never_run_again(place: Place) -> None:
     """Nobody can reopen it, and no handler would take a letter without its contents for an event."""
     parked(place)
@@ -155,7 +158,7 @@ def test_a_forgotten_letter_is_never_run_again(place: Place) -> None:
     assert statuses(store) == ["DISCARDED"] * 4
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_its_discard_can_still_release_the_key(place: Place) -> None:
     """The hash of the key is kept, so the message may count as new when a person says so."""
     run = parked(place)
@@ -196,6 +199,7 @@ def test_a_letter_whose_edited_body_has_another_key_is_found_by_the_first_one(pl
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_only_letters_whose_key_is_meant_are_erased(place: Place) -> None:
     """Keys that are cut to the same text are told apart by their hashes: those of another person stay, and the report names them."""
     store = place.store()
@@ -306,7 +310,7 @@ def test_a_letter_that_comes_meanwhile_is_told(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_letter_that_somebody_reopens_meanwhile_is_not_erased(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the lock it is work again: it stays as it is, and the report says why."""
     parked(place)
@@ -323,6 +327,7 @@ def test_a_letter_that_somebody_reopens_meanwhile_is_not_erased(place: Place, mo
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_two_who_forget_at_once_do_it_once(place: Place) -> None:
     """While one of them erases, another one begins: whichever is first, the letter is erased, and one record says who did it."""
     parked(place)
@@ -360,7 +365,7 @@ def test_an_export_of_before_does_not_bring_it_back(place: Place, tmp_path: Path
         DeadLetters(store).import_(tmp_path / "made up.jsonl", by="ann", accept_keys=True)
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_file_with_an_erased_letter_says_why_its_key_cannot_be_checked(place: Place, tmp_path: Path) -> None:
     """Nothing is wrong with such a file: whoever trusts it takes its keys as they are, and elsewhere the letter holds its key."""
     parked(place)
@@ -375,6 +380,7 @@ def test_a_file_with_an_erased_letter_says_why_its_key_cannot_be_checked(place: 
     assert run(batch(event(90, SECRET, -1)), 1).processed == 0
 
 
+@pytest.mark.fast_on("postgres")
 def test_what_remains_is_told(place: Place) -> None:
     """The report says where the data still is, until when, and what removes it; where dedup erases nothing it says that, too."""
     parked(place)

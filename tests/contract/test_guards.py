@@ -24,6 +24,7 @@ from checkpoint.holders import this_process
 from checkpoint.position import Partition
 from deadletter import policy
 from deadletter.letter import Kind
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
 
@@ -56,6 +57,7 @@ def test_a_restored_store_is_noticed_by_its_batch_id(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_query_that_is_further_than_an_empty_store_is_refused(place: Place) -> None:
     """State that was dropped, or restored to before the first batch, does not begin in silence; nor does a query that ran without us."""
     run = consumer(place.store())
@@ -73,12 +75,14 @@ def test_a_query_that_is_further_than_an_empty_store_is_refused(place: Place) ->
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_query_without_a_lasting_name_begins_at_any_batch(place: Place) -> None:
     """What has no id that outlives the process numbers its batches as it likes."""
     consumer(place.store(), query=None)(batch(*orders([5])), 3)
     assert ids(place.read()) == ["p0-5"]
 
 
+@pytest.mark.fast_on("delta")
 def test_a_reset_lets_the_query_that_runs_go_on(place: Place) -> None:
     """Whoever says that nothing counts any more need not say it twice."""
     run = consumer(place.store())
@@ -111,6 +115,7 @@ def test_a_store_restored_to_the_middle_of_a_batch_is_noticed(place: Place) -> N
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_last_chunk_of_a_batch_ends_it_though_all_of_it_was_seen(place: Place) -> None:
     """Another query had the second half already: the batch counts as ended all the same, and the next one is welcome."""
     consumer(place.store(), query="one")(batch(*orders(range(4))), 0)
@@ -121,6 +126,7 @@ def test_the_last_chunk_of_a_batch_ends_it_though_all_of_it_was_seen(place: Plac
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> None:
     """A restart of the query from before, right after the restore was accepted, would go on behind what is lost: it stays refused."""
     run = consumer(place.store())
@@ -137,7 +143,7 @@ def test_the_old_query_cannot_leave_out_what_a_restore_lost(place: Place) -> Non
 
 
 @pytest.mark.fast_on("postgres")
-@pytest.mark.parametrize("accepted", [False, True])
+@pytest.mark.parametrize("accepted", of_which(1, [False, True]))
 def test_one_harmless_batch_makes_no_query_known(place: Place, accepted: bool) -> None:
     """A query of which the restored state has nothing is refused at a batch that leaves nothing out, and at the next one, which would."""
     consumer(place.store(), query="before")(batch(*orders(range(3))), 0)
@@ -167,6 +173,7 @@ def test_a_recreated_topic_is_refused_and_accepted(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_recreated_topic_with_position_keys_is_refused_and_accepted(place: Place) -> None:
     """With position keys the payload tells; in the new incarnation the same position is another message."""
     settings = {"idempotence_key": None, "decode": None}
@@ -184,6 +191,7 @@ def test_a_recreated_topic_with_position_keys_is_refused_and_accepted(place: Pla
     assert ids(place.read()) == ["a", "b", "c"]
 
 
+@pytest.mark.fast_on("delta")
 def test_undecodable_events_of_a_recreated_topic_are_not_dropped(place: Place) -> None:
     """An event without a usable key at a seen position is only a redelivery if that very event was parked there."""
     consumer(place.store())(batch(event(0, "a"), event(1, body=b"junk")), 0)
@@ -192,6 +200,7 @@ def test_undecodable_events_of_a_recreated_topic_are_not_dropped(place: Place) -
         consumer(place.store(), query="q2")(batch(event(0, body=b"other junk")), 0)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_kafka_stream_without_source_incarnation_or_key_is_warned_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """By check and by the first batch, once, and of the source only while it can be given: later it is a changed setting."""
     kind = {"key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
@@ -218,6 +227,7 @@ def test_a_kafka_stream_without_source_incarnation_or_key_is_warned_of(place: Pl
         consumer(place.store(), idempotence_key=None, source="eu").check(rows(2))
 
 
+@pytest.mark.fast_on("postgres")
 def test_changed_key_settings_are_refused(place: Place) -> None:
     """A key that is computed otherwise would not recognise old messages: refused, naming the setting; reset starts over."""
     consumer(place.store())(batch(*orders(range(2))), 0)
@@ -226,6 +236,7 @@ def test_changed_key_settings_are_refused(place: Place) -> None:
     assert len(place.read()) == 2
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_reset_forgets_keys_positions_and_settings(place: Place) -> None:
     """After reset the same events are new; what was parked before no longer holds its key."""
     consumer(place.store())(batch(*orders(range(2)), event(2, "bad", -1)), 0)
@@ -263,7 +274,7 @@ def test_times_of_producers_do_not_tell_another_incarnation(place: Place, kind: 
         assert run(again, 1).redelivered == 2
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_reset_begins_a_new_budget(place: Place) -> None:
     """What failed before it counts no more, and what was admitted is admitted no more."""
 
@@ -310,6 +321,7 @@ def test_an_older_instance_is_fenced(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_query_restarted_in_the_same_process_does_not_wait(place: Place) -> None:
     """A notebook that stops a query and starts it again takes over from itself at once; another process would be waited for."""
     waits: list[float] = []
@@ -344,6 +356,7 @@ def test_a_living_instance_is_seen_beside_a_fenced_one_that_hangs(place: Place) 
         place.store().take_epoch("shop", elsewhere("c"), takeover_after=0.4)
 
 
+@pytest.mark.fast_on("postgres")
 def test_two_consumers_of_one_store_do_not_meet(place: Place) -> None:
     """Each consumer has its own checkpoint and its own keys."""
     store = place.store()
@@ -368,6 +381,7 @@ def test_a_sink_that_was_dropped_and_created_again(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_accepted_gap_counts_for_every_partition_and_chunk_of_the_query(place: Place) -> None:
     """Accepted once: partitions that come in a later chunk or batch, or after a failure, are not refused again."""
     both = [*orders(range(3)), *orders(range(3), partition=1), *orders(range(3), partition=2)]
@@ -392,6 +406,7 @@ def test_an_accepted_gap_counts_for_every_partition_and_chunk_of_the_query(place
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_another_source_name_is_another_setting(place: Place) -> None:
     """source= is part of every key: changing it would double everything, so it is refused."""
     consumer(place.store(), source="a")(batch(*orders([0])), 0)

@@ -18,6 +18,7 @@ from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, Row
 from deadletter.selection import Selection
 from dedup import consumer as consumer_module
 from dedup.reprocessing.letters import reprocess
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place
@@ -57,6 +58,7 @@ def test_a_handler_that_answers_differently_has_one_effect(place: Place) -> None
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_rejected_events_are_parked_with_everything(place: Place) -> None:
     """The letter has position, bytes, key and reason; a later event with its key is a duplicate noted on it."""
     store = place.store()
@@ -92,6 +94,7 @@ def test_undecodable_bodies_are_parked_and_the_rest_goes_on(place: Place) -> Non
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_skipped_events_are_recorded_and_not_written(place: Place) -> None:
     """tx.skip: decided, neither written nor parked; another event with the key is a duplicate."""
     store = place.store()
@@ -135,6 +138,7 @@ def test_a_rejected_event_must_not_be_written(place: Place) -> None:
     assert place.read() == [] and letters(place.store()) == []
 
 
+@pytest.mark.full
 def test_rows_of_no_event_may_be_written_beside_a_rejection(place: Place) -> None:
     """Null position columns, as an outer join leaves them, belong to no rejected event."""
     run, names = consumer(place.store()), ["source", "topic", "partition", "sequence_number", "part"]
@@ -170,6 +174,7 @@ def test_several_sinks_and_several_writes_commit_together(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_sink_can_be_added_later(place: Place) -> None:
     """A handler that starts to write to another table needs no ceremony."""
     consumer(place.store())(batch(*orders([0])), 0)
@@ -199,7 +204,7 @@ def test_rows_that_do_not_fit_the_sink_are_refused_before_anything_is_sent(place
     assert place.read() == [] == letters(place.store()) and not place.store().head("shop").checkpoints
 
 
-@pytest.mark.parametrize("shape", ["foreach_batch", "foreach_arrow", "returned", "written", "merged", "one of two"])
+@pytest.mark.parametrize("shape", of_which(3, ["foreach_batch", "returned", "one of two", "foreach_arrow", "written", "merged"]))
 def test_a_column_that_the_sink_lacks_stops_the_stream_whatever_the_handler_is(place: Place, shape: str) -> None:
     """Schema drift is nobody's event: the error names column and ALTER, and nothing is parked or written, also where one event has it."""
     place.create_merge_sink("merged")
@@ -303,7 +308,7 @@ CALLING: dict[str, Callable[[Callable[[], Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("by", CALLING)
+@pytest.mark.parametrize("by", of_which(1, CALLING))
 @pytest.mark.timeout(60)
 def test_a_consumer_inside_its_own_handler_is_a_clear_error_at_once(place: Place, by: str) -> None:
     """It would wait for the batch in hand, which waits for the handler; nothing is committed, and the batch passes without it."""
@@ -354,6 +359,7 @@ def test_a_redelivery_from_a_new_thread_waits_for_the_handler_that_still_runs(pl
     assert_proven(place.store())
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_another_consumer_inside_a_handler_works_and_is_a_decision_of_its_own(place: Place) -> None:
     """It waits for nothing of the outer batch; what it decided stays where the outer one fails, and is redelivered when that runs again."""
@@ -374,6 +380,7 @@ def test_another_consumer_inside_a_handler_works_and_is_a_decision_of_its_own(pl
         assert_proven(place.store(), name)
 
 
+@pytest.mark.full
 def test_two_threads_may_call_one_consumer_one_after_the_other(place: Place) -> None:
     """A thread that came later is refused only while a handler runs."""
     run = consumer(place.store())

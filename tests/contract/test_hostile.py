@@ -20,6 +20,7 @@ from checkpoint.errors import BudgetExceeded
 from deadletter.selection import Selection
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.places import Place, PostgresPlace
 
@@ -44,11 +45,12 @@ def order(id: str, **more: Any) -> bytes:
 
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "NUL in text": ("HANDLER_ERROR", {"body": order("bad\0nul"), "offset": "@\0", "properties": [{"key": "n\0ul", "value": b"\0"}]}),
-    "text that is no text": ("HANDLER_ERROR", {"body": order("bad \U0001f4a3 \u202e\u0007 \ufffe")}),
     "invalid UTF-8": (
         "UNDECODABLE",
         {"body": b'{"id": "\xff\xfe\xc0"}', "key": b"\xff\x00", "properties": [{"key": "h", "value": b"\xff"}]},
     ),
+    "after all time": ("HANDLER_ERROR", {"body": order("bad-late"), "enqueued_time": LAST}),
+    "text that is no text": ("HANDLER_ERROR", {"body": order("bad \U0001f4a3 \u202e\u0007 \ufffe")}),
     "half a surrogate": ("UNDECODABLE", {"body": b'{"id": "bad\\ud800", "amount": 1}'}),
     "10 kB key": ("HANDLER_ERROR", {"body": order("bad" + LONG), "key": LONG.encode()}),
     "16 MB body": ("HANDLER_ERROR", {"body": order("bad-large", padding="x" * (16 * 1024 * 1024))}),
@@ -59,10 +61,9 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "duplicate header names": ("HANDLER_ERROR", {"body": order("bad-names"), "properties": PROPERTIES}),
     "no header list": ("HANDLER_ERROR", {"body": order("bad-null"), "properties": None}),
     "before all time": ("HANDLER_ERROR", {"body": order("bad-early"), "enqueued_time": FIRST}),
-    "after all time": ("HANDLER_ERROR", {"body": order("bad-late"), "enqueued_time": LAST}),
     "year 12000": ("HANDLER_ERROR", {"body": order("bad-12000"), "enqueued_time": 316_500_000_000 * 1_000_000}),
 }
-"""What it is -> (kind of its letter, columns of the event)."""
+"""What it is -> (kind of its letter, columns of the event). `make test` gives the first three alone, and all but the large one together."""
 
 
 class Hostile(Exception):
@@ -129,7 +130,7 @@ def of_its_event(rows: pa.Table) -> None:
 
 
 @pytest.mark.fast_on("postgres")
-@pytest.mark.parametrize("what", HOSTILE)
+@pytest.mark.parametrize("what", of_which(3, HOSTILE))
 def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
     """It is parked with its exact bytes and headers, its neighbours pass, and once the handler is repaired it is reprocessed."""
     kind, columns = HOSTILE[what]
@@ -158,15 +159,18 @@ def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
 @pytest.mark.fast_on("postgres")
 @pytest.mark.parametrize(
     "act",
-    [
-        raises(lambda: Unspeakable(open)),
-        raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)),
-        recursing,
-        exits,
-        raises(asyncio.CancelledError),
-        raises(PanicException),
-    ],
-    ids=["unspeakable", "text of everything", "recursion", "sys.exit", "cancelled", "panic"],
+    of_which(
+        3,
+        [
+            raises(lambda: Unspeakable(open)),
+            exits,
+            raises(asyncio.CancelledError),
+            raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)),
+            recursing,
+            raises(PanicException),
+        ],
+    ),
+    ids=["unspeakable", "sys.exit", "cancelled", "text of everything", "recursion", "panic"],
 )
 def test_a_hostile_exception_becomes_one_letter(place: Place, act: Callable[[pa.Table], None]) -> None:
     """Whatever the exception does when it is looked at, its event is parked and the others pass."""
@@ -191,7 +195,7 @@ def test_an_interrupt_is_a_clear_stop(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("secret", of_which(2, SECRETS))
 def test_no_secret_of_an_exception_is_kept_or_logged(place: Place, secret: str, caplog: pytest.LogCaptureFixture) -> None:
     """Not in the letter, not in its history after a retry and a reprocess, not in the log."""
     error = TimeoutError if secret == "hunter2" else Hostile
@@ -224,6 +228,7 @@ def test_a_topic_whose_every_body_is_undecodable_is_held_back(place: Place) -> N
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_quiet_topic_with_a_single_poison_event_goes_on(place: Place) -> None:
     """One event a batch, and the poison comes again under new positions: one letter, its repetitions are duplicates, the rest passes."""
     run = when_bad(place, raises(lambda: Hostile("poison")))
@@ -233,6 +238,7 @@ def test_a_quiet_topic_with_a_single_poison_event_goes_on(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_outage_of_fifty_batches_parks_nothing(place: Place) -> None:
     """Systemic errors of the handler and a sink that is away end each batch with nothing of it kept; afterwards all of them pass."""
     from checkpoint.errors import DedupError, StoreUnavailable
@@ -254,6 +260,7 @@ def test_an_outage_of_fifty_batches_parks_nothing(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres", "delta")
 def test_hostile_events_in_one_batch_do_not_hide_each_other(place: Place) -> None:
     """All of them in one batch: one letter each, of its own kind, and none of them stops the good one."""
     names = [n for n in HOSTILE if n != "16 MB body"]
@@ -313,7 +320,7 @@ DOING = {"let through": lambda _connection, clashing: clashing(), "swallowed": s
 
 
 @pytest.mark.parametrize("doing", DOING)
-@pytest.mark.parametrize("state", ["40P01", "40001"])
+@pytest.mark.parametrize("state", of_which(1, ["40P01", "40001"]))
 def test_a_deadlock_starts_the_transaction_anew(postgres: str, state: str, doing: str, caplog: pytest.LogCaptureFixture) -> None:
     """PostgreSQL ends one of two transactions that wait for each other: whatever the handler does with the error, no letter is left."""
     place = PostgresPlace(postgres)

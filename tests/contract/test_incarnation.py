@@ -33,6 +33,7 @@ class Broker:
         return {topic: self.told[topic] for topic in topics if topic in self.told}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_topic_with_another_id_is_refused_until_it_is_accepted(place: Place) -> None:
     """A topic that was created again and has grown past the checkpoint looks like its old self by positions alone; its id tells."""
     broker = Broker()
@@ -52,6 +53,7 @@ def test_a_topic_with_another_id_is_refused_until_it_is_accepted(place: Place) -
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("delta")
 def test_it_is_asked_after_each_read_and_for_the_topics_of_the_batch_only(place: Place) -> None:
     """A topic that is created again while the query runs is refused at its first batch, not at the next start."""
     broker = Broker({"orders": "first", "other": "o"})
@@ -62,6 +64,7 @@ def test_it_is_asked_after_each_read_and_for_the_topics_of_the_batch_only(place:
     assert place.store().head("shop").incarnation_ids == {TOPIC: "first", ("broker", "other"): "o"}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_broker_that_is_away_is_waited_for(place: Place) -> None:
     """Nothing is decided while the id is not known; the batch is tried again, as when the store is away."""
     broker = Broker(away=2)
@@ -74,6 +77,7 @@ def test_a_broker_that_is_away_is_waited_for(place: Place) -> None:
     assert ids(place.read()) == ["p0-0", "p0-1"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_state_of_before_learns_the_id_and_a_deleted_topic_is_let_through(place: Place) -> None:
     """Who adds incarnation= to a consumer that runs already is not refused; the last events of a deleted topic still count."""
     consumer(place.store())(batch(*orders([0])), 0)
@@ -87,6 +91,7 @@ def test_state_of_before_learns_the_id_and_a_deleted_topic_is_let_through(place:
     assert len(place.read()) == 3
 
 
+@pytest.mark.fast_on("delta")
 def test_check_refuses_before_the_start(place: Place) -> None:
     """consumer.check asks for every topic that has a checkpoint, before anything is read."""
     broker = Broker()
@@ -98,6 +103,7 @@ def test_check_refuses_before_the_start(place: Place) -> None:
         run.check(batch())
 
 
+@pytest.mark.fast_on("delta")
 def test_a_reset_forgets_the_id(place: Place) -> None:
     """After a reset the topic is read as if it were new, whatever its id was."""
     run = consumer(place.store(), incarnation=Broker())

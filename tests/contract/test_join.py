@@ -22,6 +22,7 @@ from deadletter.letter import Kind
 from dedup.core.store import Store
 from dedup.pipeline.member import Member
 from dedup.pipeline.tx import Handler
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 from kit.places import Place
 
@@ -45,6 +46,7 @@ def elsewhere() -> Holder:
     return Holder("another-host", next(PIDS), this_process().started, uuid.uuid4().hex)
 
 
+@pytest.mark.fast_on("delta")
 def test_what_a_slice_of_spark_was_trying_does_not_stop_a_runner(place: Place) -> None:
     """A query's task was killed, and a runner goes on with its partition: the note is none of a runner's."""
     one = member(place.store())
@@ -118,6 +120,7 @@ def test_a_key_in_two_partitions_of_two_processes_counts_once(place: Place) -> N
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_batch_must_be_of_the_claimed_partition(place: Place) -> None:
     """Events of another partition under a claim are refused before anything is written."""
     one = member(place.store())
@@ -164,6 +167,7 @@ def test_processes_wait_for_a_query_that_lives(place: Place) -> None:
     assert found == [epoch + 1, epoch + 1]
 
 
+@pytest.mark.fast_on("delta")
 def test_each_partition_remembers_what_its_own_process_died_of(place: Place) -> None:
     """Markers of what is being tried are kept per partition: the commit of another one does not erase them."""
     store = place.store()
@@ -179,6 +183,7 @@ def test_each_partition_remembers_what_its_own_process_died_of(place: Place) -> 
     assert again.marker.deaths == 1
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:
     """The next process tries the same rows together, whatever else it has received by then: only so deaths can be counted."""
     store = place.store()
@@ -191,7 +196,8 @@ def test_the_batch_that_a_process_died_in_comes_alone(place: Place) -> None:
     assert_proven(store)
 
 
-@pytest.mark.parametrize("change", [lambda head: accept_incarnation(head, "broker", "orders"), accept_restore, reset])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("change", of_which(1, [lambda head: accept_incarnation(head, "broker", "orders"), accept_restore, reset]))
 def test_a_life_that_begins_anew_waits_for_no_batch_of_the_one_before(place: Place, change: Amendment) -> None:
     """A process died in a batch, and a person began the state anew: nothing is held until positions that may never come."""
     one = member(place.store())
@@ -205,6 +211,7 @@ def test_a_life_that_begins_anew_waits_for_no_batch_of_the_one_before(place: Pla
     assert one.claim(at(0)).hold is None, "as an older version has noted it"
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_note_of_an_older_version_holds_in_the_first_life(place: Place) -> None:
     """It says of no life; where the state has had but one, it is of that one."""
     one = member(place.store())
@@ -223,6 +230,7 @@ def _dies_in(one: Member, events: pa.Table) -> None:
         one.process(one.claim(at(0)), events)
 
 
+@pytest.mark.fast_on("delta")
 def test_failures_of_two_processes_count_together(place: Place) -> None:
     """The budget's clock and failures are the consumer's: two processes that commit side by side add to them."""
 
@@ -247,6 +255,7 @@ def test_failures_of_two_processes_count_together(place: Place) -> None:
     assert [x["kind"] for x in letters(place.store())] == ["HANDLER_ERROR", "KEY_CONFLICT"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> None:
     """A process speaks for its own partition: what a person accepted stays accepted until it is asked for."""
     one, two = member(place.store()), member(place.store())
@@ -259,6 +268,7 @@ def test_an_accepted_gap_is_not_used_up_by_another_partition(place: Place) -> No
     assert head.gap_accepted and head.checkpoints[at(1)].query_id == two.run_id
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_reset_is_not_passed_over_by_a_process_that_reads_on(place: Place) -> None:
     """After a reset the events before are to come again: a batch from the middle is refused, and the partition has to be claimed again."""
     one = member(place.store())

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from dedup import DeadLetters, ReprocessOptions, Selection, reprocess
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.people import ALL, ANN, BODY, actions, failing, fixed, statuses
 from kit.places import Place
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) -> None:
     """Bytes that did not decode are made an order; that order is a duplicate when it comes again."""
     store = place.store()
@@ -26,7 +28,7 @@ def test_a_repaired_body_is_processed_under_the_key_that_it_has(place: Place) ->
     assert_proven(store)
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_body_with_another_key_takes_that_key_and_keeps_the_old_one(place: Place) -> None:
     """Duplicates under either key are no new message afterwards."""
     store = place.store()
@@ -39,6 +41,7 @@ def test_a_body_with_another_key_takes_that_key_and_keeps_the_old_one(place: Pla
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_body_whose_key_is_decided_is_a_duplicate(place: Place) -> None:
     """There is an effect under it: the letter is settled without another one, or a conflict where the payload differs."""
     store = place.store()
@@ -183,6 +186,7 @@ def test_of_a_reprocess_and_a_discard_at_once_one_wins(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.full
 def test_of_a_discard_and_a_reprocess_at_once_one_wins(place: Place) -> None:
     """The same the other way round: the reprocess comes while the discard is about to commit."""
     failing(place.store())
@@ -206,6 +210,7 @@ def test_of_a_discard_and_a_reprocess_at_once_one_wins(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_is_discarded_after_it_was_listed_is_not_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reprocess looks at the status of its letters again once it has them for itself."""
     failing(place.store())
@@ -224,6 +229,7 @@ def test_a_letter_that_is_discarded_after_it_was_listed_is_not_run(place: Place,
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
     """Of the one that it was given and of its own: what comes under either is processed."""
     store = place.store()
@@ -239,8 +245,13 @@ def test_a_lost_letter_lets_go_of_all_its_keys(place: Place) -> None:
     assert_proven(store)
 
 
-@pytest.mark.parametrize("body", [b"no json", b'{"amount": 3}', b'{"id": "b", "amount": 99}'], ids=["undecodable", "no key", "conflict"])
-@pytest.mark.parametrize("settled", [False, True])
+BODIES = [b"no json", b'{"amount": 3}', b'{"id": "b", "amount": 99}']
+
+
+@pytest.mark.parametrize("body", of_which(1, BODIES), ids=["undecodable", "no key", "conflict"])
+@pytest.mark.parametrize(
+    "settled", [pytest.param(False, marks=pytest.mark.fast_on("delta")), pytest.param(True, marks=pytest.mark.fast_on("postgres"))]
+)
 def test_an_edited_letter_explains_the_event_that_it_came_of(place: Place, body: bytes, settled: bool) -> None:
     """Whatever became of the new body, and with whichever key and payload: the old event delivered again is a redelivery."""
     events = batch(event(0, "b", 1), event(1, body=body), event(2, "c", 1))

@@ -207,6 +207,7 @@ def test_a_key_that_cannot_be_checked_comes_in_where_that_is_asked_for(place: Pl
     assert run(batch(event(1, long, -1)), 1).duplicates == 1
 
 
+@pytest.mark.full
 def test_the_key_of_a_replaced_body_comes_in_where_that_is_asked_for(place: Place, tmp_path: Path) -> None:
     """Its text is not kept, and the error says that; whoever trusts the file has the letter hold both of its keys elsewhere, too."""
     store, file = place.store(), tmp_path / "letters.jsonl"
@@ -253,6 +254,7 @@ def test_keys_of_every_kind_are_recognised(place: Place, tmp_path: Path, setting
     assert DeadLetters(other).import_(file, by="ann").imported == 2
 
 
+@pytest.mark.full
 def test_an_import_that_fails_in_the_middle_says_what_came_in(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store goes away between two portions: the error carries how many letters are there already."""
     from dedup.reprocessing import files
@@ -314,6 +316,7 @@ def test_export_reads_no_more_letters_than_a_portion(place: Place, tmp_path: Pat
     assert sizes == [2, 2, 2, 1] * 2
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_import_that_ends_anywhere_is_gone_on_with(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped right before each of its steps: portions are there whole or not at all, and a second call brings the others."""
     from dedup.reprocessing import files
@@ -345,6 +348,7 @@ def test_an_import_that_ends_anywhere_is_gone_on_with(place: Place, tmp_path: Pa
     assert other.store().problems("shop") == []
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_of_a_sequence_come_in_in_their_place(place: Place, tmp_path: Path) -> None:
     """In any order, some before others: each waits behind the one before it, and without one before it, it is open."""
     settings: dict[str, Any] = {"sequence_key": "data.id", "idempotence_key": ["data.id", "data.amount"]}

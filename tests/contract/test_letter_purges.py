@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dedup import DeadLetters, ReprocessOptions, Selection, reprocess
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.people import ANN, actions, failing, fixed, statuses
 from kit.places import Place, PostgresPlace, other_place
@@ -53,6 +54,7 @@ def test_a_purge_frees_no_key_that_an_edit_replaced(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_key_that_an_edit_takes_after_a_purge_leaves_the_other_one_held(place: Place) -> None:
     """Also where the reservation of the key was purged before, and the letter alone held it."""
     run = failing(place.store())
@@ -64,6 +66,7 @@ def test_a_key_that_an_edit_takes_after_a_purge_leaves_the_other_one_held(place:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_original_is_no_conflict_with_the_body_that_repaired_it(place: Place) -> None:
     """A letter that failed again under the key of its new body has the payload of that one; its earlier key keeps its own."""
     run = failing(place.store())
@@ -122,7 +125,7 @@ def test_a_letter_that_passes_after_a_purge_leaves_all_its_keys_decided(place: P
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_letter_lost_after_a_purge_frees_every_key_once(place: Place) -> None:
     """What comes before that is a duplicate, what comes afterwards has its effect, once."""
     store = place.store()
@@ -141,7 +144,7 @@ def test_a_letter_lost_after_a_purge_frees_every_key_once(place: Place) -> None:
     assert ids(place.read()) == ["b", "z"]
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_letter_that_was_imported_holds_its_earlier_keys_all_the_same(place: Place, tmp_path: Path) -> None:
     """In the store that it comes into a purge frees none of them."""
     failing(place.store())
@@ -157,7 +160,7 @@ def test_a_letter_that_was_imported_holds_its_earlier_keys_all_the_same(place: P
     assert other.read() == []
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_an_erased_letter_holds_its_earlier_keys_all_the_same(place: Place) -> None:
     """`forget` erases what its history says of the event, and not that its keys are decided."""
     run = failing(place.store())
@@ -180,8 +183,8 @@ def _edited_back(place: Place, letter: str) -> Callable[[Any], Any]:
 
 
 @pytest.mark.fast_on("postgres")  # a batch of Delta waits ten seconds for the turn of the decision
-@pytest.mark.parametrize("decision", [_released, _edited_back])
-@pytest.mark.parametrize("purged", ["before", "meanwhile"])
+@pytest.mark.parametrize("decision", of_which(1, [_released, _edited_back]))
+@pytest.mark.parametrize("purged", of_which(1, ["meanwhile", "before"]))
 def test_no_event_comes_between_a_decision_and_its_keys(place: Place, decision: Callable[..., Any], purged: str) -> None:
     """While a release or an edit is about to commit, and a purge too, an event under an earlier key is a duplicate."""
     run = failing(place.store())

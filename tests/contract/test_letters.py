@@ -15,6 +15,7 @@ from kit.people import ALL, ANN, BODY, actions, failing, statuses
 from kit.places import Place
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> None:
     """By the first digits of its id: every column, the body as JSON or text where it is, and the failure it was parked with."""
     store = place.store()
@@ -32,6 +33,7 @@ def test_a_letter_is_shown_with_its_first_failure_and_its_body(place: Place) -> 
             DeadLetters(store).show(wrong)
 
 
+@pytest.mark.fast_on("postgres")
 def test_select_and_groups_answer_for_what_was_asked(place: Place) -> None:
     """The API gives the store's rows as they are, in position order and grouped by fingerprint."""
     store = place.store()
@@ -59,6 +61,7 @@ def test_a_discarded_letter_goes_on_to_hold_its_key(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_dry_run_changes_nothing_and_says_what_would_be_done(place: Place) -> None:
     """The same counts as the real thing, and not one row different after it."""
     store = place.store()
@@ -73,6 +76,7 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be_done(place: Place) -> 
     assert letters(store) == before
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_released_key_is_free_until_it_is_taken_again(place: Place) -> None:
     """What comes again is processed once; the letter cannot be reopened then, but one whose key nobody took can, and holds it again."""
     store = place.store()
@@ -119,6 +123,7 @@ def test_of_two_released_letters_of_one_key_one_can_be_reopened(place: Place) ->
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_id_that_is_not_there_is_told(place: Place) -> None:
     """The other letters are changed all the same."""
     store = place.store()
@@ -127,6 +132,7 @@ def test_an_id_that_is_not_there_is_told(place: Place) -> None:
     assert (done.changed, done.skipped, done.examples) == (1, {"there is no such letter": 1}, {"there is no such letter": "0" * 32})
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_edited_body_is_there_exactly_and_the_original_is_kept(place: Place) -> None:
     """Bytes for bytes; the old key stays reserved, so that the original is a duplicate when it comes again."""
     store = place.store()
@@ -156,6 +162,7 @@ def test_a_body_that_is_decoded_as_json_stays_json(place: Place, kind: str) -> N
     assert letters(store, kind=kind)[0]["body"] == b"{} {}"
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_edited_key_is_the_one_that_an_event_with_it_has(place: Place) -> None:
     """Both keys are reserved from then on: the original is a duplicate when it comes again, another event with the new key a conflict."""
     store = place.store()
@@ -173,6 +180,7 @@ def test_an_edited_key_is_the_one_that_an_event_with_it_has(place: Place) -> Non
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_key_that_is_decided_is_refused_in_an_edit(place: Place) -> None:
     """Processed or held by another letter: the edit is an error that says so, and nothing is changed."""
     store = place.store()
@@ -189,6 +197,7 @@ def test_a_key_that_is_decided_is_refused_in_an_edit(place: Place) -> None:
     assert letters(store) == before
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_without_a_key_can_be_given_one(place: Place) -> None:
     """It holds it from then on."""
     store = place.store()
@@ -199,6 +208,7 @@ def test_a_letter_without_a_key_can_be_given_one(place: Place) -> None:
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_only_letters_that_wait_can_be_edited(place: Place) -> None:
     """A discarded one has to be reopened first, and the error says so."""
     store = place.store()
@@ -209,6 +219,7 @@ def test_only_letters_that_wait_can_be_edited(place: Place) -> None:
         DeadLetters(store).edit(letter, body=b"x", **ANN)
 
 
+@pytest.mark.fast_on("postgres")
 def test_release_frees_the_keys_of_edits_too(place: Place) -> None:
     """Whatever an edited letter held counts as new again; reopened it takes all of it, or nothing."""
     store = place.store()
@@ -249,6 +260,7 @@ def test_discard_of_a_blocker_lets_its_followers_go_oldest_first(place: Place) -
     assert_proven(store)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_discard_of_open_letters_takes_none_that_it_opens(place: Place) -> None:
     """What is meant is fixed before anything changes, so that the dry run told the truth, whatever the size of the portions."""
     store = place.store()
@@ -274,6 +286,7 @@ def test_portions_go_on_behind_each_other(place: Place, monkeypatch: pytest.Monk
     assert statuses(store) == ["DISCARDED"] * 10 + ["OPEN"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_discard_beside_the_stream_is_planned_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision that comes first costs another attempt, no letter."""
     from deadletter import work
@@ -293,6 +306,7 @@ def test_a_discard_beside_the_stream_is_planned_again(place: Place, monkeypatch:
     assert len(tried) == 3
 
 
+@pytest.mark.full
 def test_of_many_discards_of_one_letter_one_wins(place: Place) -> None:
     """Several people at once: the letter is changed once, and its history tells of one."""
     failing(place.store())

@@ -88,6 +88,7 @@ def test_an_error_of_on_parked_fails_nothing(place: Place, caplog: pytest.LogCap
     assert [group.letters for group in told] == [1, 1, 1]
 
 
+@pytest.mark.full
 def test_letters_that_the_log_brings_are_told(place: Place) -> None:
     """Absent positions that are run from the log may park, too; a letter that is run again is no new one."""
     told: list[tuple[ParkedGroup, int]] = []
@@ -180,6 +181,7 @@ def test_a_body_that_is_too_large_is_sent_as_it_is_kept(place: Place) -> None:
     assert message.body == body[: 64 * 1024] and headers_of(message)["dedup.body-size"] == str(len(body)).encode()
 
 
+@pytest.mark.full
 def test_events_without_positions_have_letters_without_any(place: Place) -> None:
     """No topic, partition or offset is said of them."""
     run = consumer(place.store(), letters_to="dead", positions=None)

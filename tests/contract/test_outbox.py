@@ -17,6 +17,7 @@ from dedup.core.messages import Asked, Chosen, Failed, Marks
 from dedup.outbox import Call, Dispatcher, Patience, State
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.replay import replay
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, flatten, orders
 from kit.outgoing import Receiver, dispatcher, outgoing, publisher, states
 from kit.places import DeltaPlace, Place
@@ -54,6 +55,7 @@ def test_a_batch_that_fails_leaves_no_message(place: Place) -> None:
     assert states(place) == {"WAITING": 5}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_guilty_event_takes_only_its_own_message_with_it(place: Place) -> None:
     """Bisect undoes what failed halves published; a rejected event has no message either."""
     run = consumer(place.store())
@@ -72,6 +74,7 @@ def test_a_guilty_event_takes_only_its_own_message_with_it(place: Place) -> None
     assert sorted(receiver.bodies()) == sorted(f"p0-{n}".encode() for n in (*range(6), 7, 8))
 
 
+@pytest.mark.fast_on("delta")
 def test_a_rejected_event_must_not_be_published(place: Place) -> None:
     """Rows that carry the position of a rejected event are refused, as in tx.write."""
     run = consumer(place.store())
@@ -87,6 +90,7 @@ def test_a_rejected_event_must_not_be_published(place: Place) -> None:
     assert states(place) == {}
 
 
+@pytest.mark.fast_on("postgres")
 def test_handlers_of_events_publish_with_stable_ids(place: Place) -> None:
     """In foreach the id is made of the event's key and the number of its message; a failing event's messages are gone."""
     run = consumer(place.store())
@@ -108,6 +112,7 @@ def test_handlers_of_events_publish_with_stable_ids(place: Place) -> None:
     assert first.rpartition("-")[0] == second.rpartition("-")[0] and (first[-2:], second[-2:]) == ("-0", "-1")
 
 
+@pytest.mark.fast_on("postgres")
 def test_ids_are_given_derived_or_random(place: Place) -> None:
     """id= is taken as it is; without positions or an order ids are random; a number that comes twice, in two calls too, is an error."""
     run = consumer(place.store())
@@ -133,6 +138,7 @@ def test_ids_are_given_derived_or_random(place: Place) -> None:
         run(batch(event(6, "two calls")), 1)
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_id_that_is_given_twice_is_sent_twice(place: Place) -> None:
     """In one batch and in two: each is a message of its own, and its id tells whoever looks at ids that they are one."""
     run, receiver = consumer(place.store()), Receiver()
@@ -166,6 +172,7 @@ def test_a_message_that_cannot_be_sent_holds_back_its_own_key_only(place: Place)
     assert receiver.bodies(b"0") == [b"o0", b"o2", b"o4", b"o6", b"o8"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_dead_message_holds_back_only_later_ones_of_its_key(place: Place) -> None:
     """Of two dead ones of a key the first can be sent again alone, with what stands between them; the rest waits behind the second."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(5)]), 0)
@@ -185,6 +192,7 @@ def test_a_dead_message_holds_back_only_later_ones_of_its_key(place: Place) -> N
     assert dispatcher(place, receiver).once().sent == 3 and receiver.bodies()[4:] == [b"o3", b"o5", b"o6"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_discarded_message_lets_the_others_go(place: Place) -> None:
     """Discard gives one message up, for good; those behind it leave in order."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)
@@ -197,6 +205,7 @@ def test_a_discarded_message_lets_the_others_go(place: Place) -> None:
     assert receiver.bodies() == [b"o0", b"o2", b"o3"] and states(place) == {"DISCARDED": 1, "SENT": 3}
 
 
+@pytest.mark.fast_on("delta")
 def test_dead_messages_can_be_overtaken_on_demand(place: Place) -> None:
     """With blocking=False a dead message does not hold back its key."""
     publisher(place.store())(batch(*[event(n, f"o{n}", 0) for n in range(4)]), 0)
@@ -207,6 +216,7 @@ def test_dead_messages_can_be_overtaken_on_demand(place: Place) -> None:
     assert receiver.bodies() == [b"o0", b"o2", b"o3"]
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_error_that_may_pass_is_tried_again_and_given_up_in_the_end(place: Place) -> None:
     """A time-out of one message rests its key for a while; after the last attempt it is dead. Others are not held back."""
     publisher(place.store())(batch(*[event(n, f"o{n}", n % 2) for n in range(4)]), 0)
@@ -251,6 +261,7 @@ def test_a_turn_that_is_not_marked_is_sent_again_with_the_same_ids(place: Place)
     assert len(receiver.got) == 10 and len({m.id for m in receiver.got}) == 5
 
 
+@pytest.mark.fast_on("postgres")
 def test_purge_deletes_what_was_sent(place: Place) -> None:
     """Only sent and discarded messages of the age given go; a dry run counts them; what is dead stays and can still be sent."""
     publisher(place.store())(batch(*orders(range(4))), 0)
@@ -283,6 +294,7 @@ def test_messages_are_sent_after_all_earlier_ones_were_purged(place: Place) -> N
     assert dispatcher(place, receiver).once().sent == 1 and len(receiver.got) == 1
 
 
+@pytest.mark.fast_on("postgres")
 def test_rows_with_positions_leave_in_the_order_of_their_positions(place: Place) -> None:
     """However a handler's frame is shuffled, the messages of one key are in the order of their events."""
     run = consumer(place.store())
@@ -374,6 +386,7 @@ def test_a_replay_sends_nothing_twice_unless_that_is_accepted(place: Place) -> N
     assert len(after) == 6 and before < after
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_that_is_reprocessed_publishes_then(place: Place) -> None:
     """A parked event has no message until it is reprocessed; its id is that of its key."""
     bad = {"p0-1"}
@@ -475,7 +488,8 @@ def test_the_command_line_shows_and_decides(place: Place, dedup: Any, tmp_path: 
     assert dedup("outbox dispatch shop --once", place)[0] == 2
 
 
-@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("sent", of_which(1, [True, False]))
 def test_a_topic_that_no_message_is_for_is_named(
     place: Place, sent: bool, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,6 +505,7 @@ def test_a_topic_that_no_message_is_for_is_named(
     assert err == "dedup: 'shop' has no message to topic 'Outt'. Did you mean out? Topics of stored messages: out.\n"
 
 
+@pytest.mark.fast_on("postgres")
 def test_once_with_overtake_sends_all_that_wait_behind_dead_messages(
     place: Place, dedup: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

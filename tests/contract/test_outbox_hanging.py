@@ -47,6 +47,7 @@ def settle(run: Consumer) -> None:
     run._inline._seconds = 60.0
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_batch_does_not_wait_for_a_destination_that_hangs(place: Place, hanging: Hanging) -> None:
     """The next batches go on, and while the call hangs no other one is made; what another dispatcher sends meanwhile is free for it."""
     run = publisher(place.store())
@@ -65,6 +66,7 @@ def test_a_batch_does_not_wait_for_a_destination_that_hangs(place: Place, hangin
     assert hanging.bodies()[-1] == b"p0-6" and states(place) == {"SENT": 7}
 
 
+@pytest.mark.fast_on("postgres")
 def test_what_a_late_call_has_sent_is_not_sent_again(place: Place, hanging: Hanging) -> None:
     """A destination that takes longer than the limit gets on all the same: its answer is heard before the next batch's messages go."""
     run = publisher(place.store())
@@ -78,6 +80,7 @@ def test_what_a_late_call_has_sent_is_not_sent_again(place: Place, hanging: Hang
     assert sorted(filter(None, hanging.bodies())) == [b"p0-0", b"p0-1", b"p0-2"] and states(place) == {"SENT": 3}
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_socket_that_never_answers_stops_no_stream(place: Place) -> None:
     """A receiver that accepts the connection and then says nothing: the batch is done, its messages wait, and its process can end."""
     with socket.create_server(("127.0.0.1", 0)) as server:

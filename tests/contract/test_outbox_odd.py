@@ -18,6 +18,7 @@ from dedup.core.messages import LANES, Asked, Chosen, Marks
 from dedup.outbox import Dispatcher, Message, Outcome
 from dedup.outbox.destination import SendFailure
 from dedup.outbox.dispatch import Patience
+from fixtures.variants import of_which
 from kit.orders import batch, consumer, event
 from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.places import Place
@@ -26,7 +27,7 @@ KIND = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.mark.parametrize(
-    "odd", [{"topic": ""}, {"topic": "a\0b"}, {"topic": 7}, {"id": ""}, {"id": "a\0b"}, {"h": [{"key": "a\0", "value": b"1"}]}]
+    "odd", of_which(3, [{"topic": "a\0b"}, {"id": ""}, {"h": [{"key": "a\0", "value": b"1"}]}, {"topic": ""}, {"topic": 7}, {"id": "a\0b"}])
 )
 def test_a_message_that_would_arrive_as_another_is_a_letter_of_its_event(place: Place, odd: dict[str, Any]) -> None:
     """A NUL in an id, a topic or a header's name, and no id at all: that event is parked, the message of the other one is there."""
@@ -45,7 +46,8 @@ def test_a_message_that_would_arrive_as_another_is_a_letter_of_its_event(place: 
     assert [(e.id, e.topic) for e in place.store().outbox("shop").entries(Chosen())] == [("id of good", "out")]
 
 
-@pytest.mark.parametrize("answer", [ConnectionError("no mail server"), KeyError("to"), ConfigError("no such hub"), None])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("answer", of_which(2, [ConnectionError("no mail server"), None, KeyError("to"), ConfigError("no such hub")]))
 def test_a_destination_of_ones_own_that_raises_anything_fails_no_batch(
     place: Place, answer: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,18 +78,19 @@ def test_a_destination_of_ones_own_that_raises_anything_fails_no_batch(
 
 ODD: list[tuple[Any, str]] = [
     (Outcome({0: ConnectionError("no")}), r"the failure ConnectionError\('no'\), which is no SendFailure"),  # type: ignore[dict-item]
-    (Outcome({0: SendFailure("E", ValueError("no"), permanent=True)}), "which is no SendFailure of two texts"),  # type: ignore[arg-type]
     (Outcome({1: SendFailure("E", "no", permanent=True)}), "the place 1, which none of 1 messages has"),
+    (Outcome(unsent=None), "whose unsent is NoneType"),  # type: ignore[arg-type]
+    (Outcome(unsent={0}, away={"out": ValueError("no")}), r"ValueError\('no'\) in away, which is no text"),  # type: ignore[dict-item]
+    (Outcome({0: SendFailure("E", ValueError("no"), permanent=True)}), "which is no SendFailure of two texts"),  # type: ignore[arg-type]
     (Outcome({-1: SendFailure("E", "no", permanent=True)}), "the place -1, which"),
     (Outcome(unsent={"o0"}), "the place 'o0', which"),  # type: ignore[arg-type]
-    (Outcome(unsent=None), "whose unsent is NoneType"),  # type: ignore[arg-type]
     (Outcome([]), "whose failed is list"),  # type: ignore[arg-type]
-    (Outcome(unsent={0}, away={"out": ValueError("no")}), r"ValueError\('no'\) in away, which is no text"),  # type: ignore[dict-item]
 ]
 """Answers to one message that nobody understands, and what the log says of them."""
 
 
-@pytest.mark.parametrize(("answer", "said"), ODD, ids=range(len(ODD)))
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize(("answer", "said"), of_which(4, ODD), ids=range(len(ODD)))
 def test_an_outcome_that_nobody_understands_fails_no_batch(
     place: Place, answer: Outcome, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_dispatcher_tries_again_whatever_a_destination_raises(place: Place) ->
     assert states(place) == {"WAITING": 1}
 
 
+@pytest.mark.fast_on("postgres")
 def test_many_behind_a_dead_one_do_not_hide_those_of_another_key(place: Place) -> None:
     """More than a turn has wait behind it, in the same lane as another key: one call of dispatch sends that one."""
     lane = {n: zlib.crc32(b"%d" % n, zlib.crc32(b"out")) % LANES for n in range(1, 1_000)}
@@ -143,6 +147,7 @@ def test_many_behind_a_dead_one_do_not_hide_those_of_another_key(place: Place) -
     assert receiver.bodies() == [b"last"] and states(place) == {"BEHIND": 119, "DEAD": 1, "SENT": 1}
 
 
+@pytest.mark.fast_on("postgres")
 def test_turns_get_smaller_where_the_store_does_not_wait_for_their_marks(place: Place) -> None:
     """As a database that ends sessions which do nothing for a while: what takes longer than that to send is not sent for ever."""
     run = consumer(place.store())

@@ -92,6 +92,7 @@ def test_what_fails_in_a_page_unpacks_that_page_only(place: PostgresPlace, small
     assert receiver.bodies() == [f"o{n}".encode() for n in range(12)] and states(place) == {"SENT": 12}
 
 
+@pytest.mark.full
 def test_a_message_of_a_page_can_be_given_up_alone(place: PostgresPlace) -> None:
     """Discard of one waiting message unpacks its page; the others leave, in order, and later pages not before them."""
     run = publisher(place.store())
@@ -186,6 +187,7 @@ def test_another_topic_of_a_lane_holds_nothing_back(place: PostgresPlace) -> Non
     assert {m.topic for m in receiver.got} == {"out"} and outbox.lag(["other"]).waiting == 400
 
 
+@pytest.mark.full
 def test_headers_survive_their_page(place: PostgresPlace) -> None:
     """A message that is unpacked has the headers that it had in its page."""
     run = consumer(place.store())

@@ -47,6 +47,7 @@ def test_without_it_a_consumer_forgets_nothing(aged: Place) -> None:
     assert sorted(ids(aged.read())) == ["a", "b"]
 
 
+@pytest.mark.fast_on("delta")
 def test_it_keeps_what_a_consumer_that_is_behind_may_read_again(aged: Place, caplog: pytest.LogCaptureFixture) -> None:
     """Its next batch is of 90 days ago: the retention counts back from there, and the log says so."""
     made = consumer(aged.store(), **OWN)
@@ -69,6 +70,7 @@ def test_messages_that_were_sent_long_ago_go_with_it(place: Place) -> None:
     assert place.store().outbox("shop").purge(now(), dry_run=True) == 0, "the four that were sent are gone"
 
 
+@pytest.mark.full
 def test_two_instances_at_once_forget_once(aged: Place) -> None:
     """Both have turns; the second finds nothing, or that the first is at it, and no batch of either fails."""
     consumer(aged.store(), name="two", retention=MONTH)(batch(event(0, "b", enqueued_time=now())), 0)  # both have told their retention

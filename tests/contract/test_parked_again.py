@@ -86,6 +86,7 @@ def test_a_settled_letter_that_is_open_again_blocks_its_sequence(place: Place, t
     assert_proven(other.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_without_a_key_is_left_as_it_was_settled(place: Place, tmp_path: Path) -> None:
     """Its event does not decode, as in the store that settled it: the decision about it goes on to count."""
     store, file = place.store(), tmp_path / "letters.jsonl"

@@ -135,6 +135,7 @@ def test_a_late_event_does_not_count_as_having_read_on(place: Place) -> None:
     assert found is not None and found.read_to < ago(days=89)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_duplicate_of_what_a_purge_took_is_a_redelivery_all_the_same(place: Place) -> None:
     """Its key is unknown by then, and the record of its batch says what it was; an event of a later life of the topic is told from it."""
     age(place)

@@ -16,6 +16,7 @@ from checkpoint.position import Partition
 from dedup import Consumer, Report
 from dedup.pipeline.member import Member
 from fixtures.fix_places import Place
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, ids, letters, orders
 
 P0 = Partition("broker", "orders", 0)
@@ -82,7 +83,7 @@ def test_a_column_that_the_first_dict_lacks_is_a_column(place: Place) -> None:
 
 
 @pytest.mark.fast_on("delta")
-@pytest.mark.parametrize("bisect", [True, False])
+@pytest.mark.parametrize("bisect", of_which(1, [True, False]))
 def test_texts_in_views_are_texts(place: Place, bisect: bool) -> None:
     """Duplicates, halves and letters need rows that can be picked, which Arrow's views do not allow."""
     run = consumer(place.store(), bisect=bisect, idempotence_key="k", decode=None, on_key_conflict="duplicate")
@@ -95,7 +96,7 @@ def test_texts_in_views_are_texts(place: Place, bisect: bool) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.parametrize("query", [None, "q"])
+@pytest.mark.parametrize("query", of_which(1, [None, "q"]))
 def test_rows_by_hand_never_take_the_place_of_a_streams_batch(place: Place, query: str | None) -> None:
     """Where a stream has written the state they are refused, whoever asks; nothing changes, and the stream goes on."""
     run = consumer(place.store(), query=query)

@@ -14,6 +14,7 @@ from checkpoint.errors import LettersUnread, SourceUnavailable
 from deadletter.letter import extras_of
 from dedup import Columns, Consumer, DeadLetters, Encrypt, ReprocessOptions, Selection, decode, reprocess
 from dedup.core.store import Store
+from fixtures.variants import of_which
 from kit.orders import ORDER, assert_proven, consumer, letters
 from kit.people import ALL, statuses
 from kit.places import Place, other_place
@@ -56,7 +57,8 @@ class Strict:
         return [(str(table[name].type), value) for table in self.given for value in table[name].to_pylist()]
 
 
-@pytest.mark.parametrize("name", ["data", "Data"])
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize("name", of_which(1, ["data", "Data"]))
 def test_a_letter_keeps_the_inputs_own_column_data(place: Place, name: str) -> None:
     """Who decodes before the consumer has the payload in `data`: without decode= it is a column of the input, and comes back."""
     strict = Strict(place.store(), idempotence_key=f"{name}.id")
@@ -67,6 +69,7 @@ def test_a_letter_keeps_the_inputs_own_column_data(place: Place, name: str) -> N
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_letter_with_a_column_that_decode_makes_stops_no_others(place: Place) -> None:
     """It was parked before the consumer had decode=: it is named and left, the others run, and so does it without decode=."""
     before = Strict(place.store())
@@ -81,6 +84,7 @@ def test_a_letter_with_a_column_that_decode_makes_stops_no_others(place: Place) 
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_no_value_of_a_letter_becomes_that_of_another(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other columns of two rows or of none, which somebody made, fit no event: these letters are named and left, the third one runs."""
     strict, kept = Strict(place.store()), iter([rows(0, v=[1, 2]), rows(1, v=[3]), rows(2, v=[4]).slice(1)])
@@ -94,6 +98,7 @@ def test_no_value_of_a_letter_becomes_that_of_another(place: Place, monkeypatch:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_column_data_of_the_input_goes_through_files_and_masks(place: Place, tmp_path: Any) -> None:
     """It is exported and imported; where redact= masked it, the log gives it again."""
     store, events = place.store(), rows(0, data=[{"amount": 5}])
@@ -122,7 +127,8 @@ CHANGED: list[tuple[pa.Array, pa.Array]] = [
 """A column before its type changed, and after."""
 
 
-@pytest.mark.parametrize(("before", "after"), CHANGED)
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize(("before", "after"), of_which(2, CHANGED))
 def test_each_letter_is_run_with_its_columns_as_they_came(place: Place, before: pa.Array, after: pa.Array) -> None:
     """A column changes its type between two batches: the letters of both run, and no value becomes another one beside its neighbour."""
     strict = Strict(place.store())
@@ -134,6 +140,7 @@ def test_each_letter_is_run_with_its_columns_as_they_came(place: Place, before: 
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_sequence_whose_columns_change_their_type_stays_in_order(place: Place) -> None:
     """Each letter waits for the one before it, whichever of them fit into one table; those of other sequences go on."""
     strict = Strict(place.store(), sequence_key="s")
@@ -154,6 +161,7 @@ def test_a_sequence_whose_columns_change_their_type_stays_in_order(place: Place)
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_column_that_came_later_is_null_before(place: Place) -> None:
     """Letters that differ in nothing but columns that some lack are run at once."""
     strict = Strict(place.store())
@@ -164,6 +172,7 @@ def test_a_column_that_came_later_is_null_before(place: Place) -> None:
     assert len(strict.given) == 1 and strict.values("w") == [("string", None), ("string", "x")]
 
 
+@pytest.mark.fast_on("postgres")
 def test_only_what_became_lost_is_reported_as_lost(place: Place) -> None:
     """The log lost the event of a letter that waits behind another one, which nobody selected: it goes on to wait, and is reported so."""
     columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
@@ -179,6 +188,7 @@ def test_only_what_became_lost_is_reported_as_lost(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_that_cannot_be_read_keep_no_others_from_running(place: Place) -> None:
     """They stand first, more of them than a limit allows: those behind them are run, and a broker that is away is asked once."""
     columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")
@@ -218,7 +228,8 @@ UNREAD: list[tuple[dict[str, Any], Any, str]] = [
 """Settings under which letters keep only a part of their events, what reads the log, and why they cannot be had."""
 
 
-@pytest.mark.parametrize(("settings", "reader", "why"), UNREAD)
+@pytest.mark.fast_on("postgres")
+@pytest.mark.parametrize(("settings", "reader", "why"), of_which(2, UNREAD))
 def test_many_letters_that_cannot_be_read_take_few_steps(
     place: Place, settings: Any, reader: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +273,7 @@ def counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return steps
 
 
+@pytest.mark.fast_on("postgres")
 def test_letters_side_by_side_are_read_from_the_log_at_once(place: Place) -> None:
     """One read for a run of positions, and for no others; where one of them is another event, that one alone is not run."""
     columns = Columns(topic="topic", partition="partition", sequence_number="number", body="raw")

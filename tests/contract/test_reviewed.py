@@ -17,6 +17,7 @@ from dedup import DeadLetters, ReprocessOptions
 from dedup.reprocessing import replay as replaying
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.replay import replay
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event, flatten, ids, letters, orders
 from kit.people import ANN, failing, fixed
 from kit.places import Place, PostgresPlace
@@ -28,6 +29,7 @@ def logged(consumer: Any, *events: dict[str, Any]) -> Any:
     return consumer
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
     """What a changed decode makes of an event is reserved by its replay once that is accepted, and verify is told of it."""
     fixed(place.store())(batch(event(0, "a"), event(1, "b")), 0)
@@ -74,6 +76,7 @@ def read_from(*events: dict[str, Any]) -> tuple[Any, list[tuple[int, int]]]:
     return read, spans
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_reads_over_what_it_leaves_out(place: Place) -> None:
     """Each third event is a duplicate: all are read at once, the others alone are repeated; only lost ones of those are missing."""
     events = [event(n, f"k{n if n % 3 else 0}") for n in range(12)]
@@ -90,6 +93,7 @@ def test_a_replay_reads_over_what_it_leaves_out(place: Place) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_absent_positions_that_are_near_each_other_are_read_at_once(place: Place) -> None:
     """Holes in what was delivered are decided in one transaction: what lies between them is left as it is, and compared beside them."""
     run = fixed(place.store())
@@ -119,6 +123,7 @@ def test_a_replay_passes_on_nothing_but_what_handlers_use(place: Place) -> None:
             assert guarded.head is transaction.head
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
     """Of an exploded event one part was processed, one is a duplicate of an earlier event: that one gets no effect by a replay."""
     events = (event(0, "a"), event(1, "b"), {**event(1, "a"), "part": 1})
@@ -130,7 +135,7 @@ def test_a_replay_leaves_out_parts_that_were_duplicates(place: Place) -> None:
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_letter_from_before_a_reset_can_be_changed(place: Place) -> None:
     """Its key counts no longer: tried again or discarded, it reserves nothing but the key of now, and verify agrees."""
     store = place.store()
@@ -172,7 +177,7 @@ def test_a_replay_leaves_out_parts_whose_key_a_letter_holds(place: Place) -> Non
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("writes", of_which(1, [True, False]))
 def test_an_error_that_the_handler_swallows_is_of_its_event(postgres: str, writes: bool) -> None:
     """PostgreSQL: after an error nothing can be written any more: the event that caused it is parked and told why, the others go on."""
     place = PostgresPlace(postgres)
@@ -213,6 +218,7 @@ def test_no_ids_are_no_letters(place: Place) -> None:
     assert DeadLetters(store).discard(Selection(ids=()), **ANN).selected == 0
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_replay_that_newer_by_would_make_void_is_refused(place: Place) -> None:
     """Rows of the same age stay as they are: a replay that says it repaired them would mislead."""
     place.create_merge_sink("balances")
@@ -241,6 +247,7 @@ def test_delete_when_may_be_a_column_of_the_sink(place: Place) -> None:
     assert sorted(row["gone"] for row in place.read_text("order_lines", ["line", "gone"]).to_pylist()) == ["false", "false"]
 
 
+@pytest.mark.full
 def test_one_row_of_another_type_does_not_stop_the_others(place: Place) -> None:
     """A handler of single events returns text for one of five numbers: that event is parked."""
     run = consumer(place.store())

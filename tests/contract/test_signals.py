@@ -251,6 +251,7 @@ def run_alone(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.full
 def test_it_uses_the_sdk_that_the_program_sets_up() -> None:
     """The global provider counts, also one that is set later; before, nothing is kept and nothing fails."""
     done = run_alone(LATER)

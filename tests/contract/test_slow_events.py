@@ -61,6 +61,7 @@ def test_slow_events_that_a_person_admits_are_not_tried_once_more(place: Place, 
     assert {runs.count([amount]) for amount in slow} == {TRIES} and "ran out of time" not in caplog.text
 
 
+@pytest.mark.full
 def test_what_fails_in_another_way_is_no_time_out(place: Place) -> None:
     """Four bad events and a slow one behind them are parked; five slow ones are an outage, although a bad one lies between them."""
     bad, slow = [1, 2, 3, 4, 9], [5, 6, 7, 8, 10]

@@ -48,6 +48,7 @@ def test_it_is_listed_and_shown_beside_letters_of_events(place: Place, receiver:
     assert {(g["kind"], g["letters"]) for g in letters.groups().to_pylist()} == {("UNSENT", 2), ("REJECTED", 1)}
 
 
+@pytest.mark.fast_on("postgres")
 def test_reprocessing_it_sends_it_and_then_those_behind_it(place: Place, receiver: Receiver) -> None:
     """A dry run counts; reprocess lets the message wait again, no handler runs, and dispatch keeps the order of its key."""
     run = publisher(place.store())
@@ -99,6 +100,7 @@ def test_what_only_events_have_is_refused_as_such(place: Place, receiver: Receiv
     assert states(place)["DISCARDED"] == 1
 
 
+@pytest.mark.full
 def test_the_command_line_has_it(place: Place, receiver: Receiver, dedup: Any) -> None:
     """`dedup dead-letter list --kind UNSENT`, show, groups and discard know the kind."""
     rows = json.loads(dedup("dead-letter list --kind UNSENT --json", place)[1])

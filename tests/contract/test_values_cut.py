@@ -211,7 +211,10 @@ def _merged(place: Place) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("tasks", [None, Tasks], ids=["driver", "tasks"])
-@pytest.mark.parametrize("store", [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=pytest.mark.delta)])
+@pytest.mark.parametrize(
+    "store",
+    [pytest.param("postgres", marks=pytest.mark.postgres), pytest.param("delta", marks=[pytest.mark.delta, pytest.mark.full])],
+)
 def test_the_same_rows_and_letters_on_the_driver_and_in_tasks(
     store: str, tasks: Callable[[pa.Table], Tasks] | None, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -102,7 +102,7 @@ def assert_same(postgres: str, folder: Path, rows: list[dict[str, Any]], make: A
 ALL = pytest.param(None, marks=[pytest.mark.full, pytest.mark.timeout(3_600)], id="all")
 
 
-@pytest.mark.parametrize("day", [pytest.param("2011-01-28", id="day"), ALL])
+@pytest.mark.parametrize("day", [pytest.param("2011-01-28", marks=pytest.mark.full, id="day"), ALL])
 @pytest.mark.skipif(not real_input.ONLINE_RETAIL.exists(), reason="no Online Retail here (DEDUP_TEST_DATA)")
 def test_order_lines_are_the_same_in_both_stores(postgres: str, tmp_path: Path, day: str | None) -> None:
     """Online Retail, a day or all of it: whole floats for INT, Decimals of any scale, naive datetimes, tuples and dicts."""

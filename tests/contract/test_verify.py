@@ -16,6 +16,7 @@ from checkpoint.records import RecordFilter
 from deadletter.selection import Selection
 from dedup.reprocessing.from_log import coverage
 from dedup.verify import COUNTS, LOOKS, load, save, verify
+from fixtures.variants import of_which
 from kit.orders import batch, consumer, event, orders
 from kit.people import failing
 from kit.pg_run import run
@@ -52,7 +53,7 @@ def test_a_proof_is_gone_on_from(place: Place, tmp_path: Path, monkeypatch: pyte
     assert again.proof and again.proof.seq > first.proof.seq
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_small_pages_give_the_same_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many records and letters are read at once."""
     fill(place)
@@ -75,6 +76,7 @@ def test_a_proof_of_another_state_is_not_believed(place: Place) -> None:
     assert verify(place.store(), "shop", proven).since == 0
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_proof_that_a_restore_took_back_is_no_contradiction(place: Place) -> None:
     """The proof is of two decisions about letters more than a restore has left; batches have taken their numbers: all of it is checked."""
     fill(place)
@@ -94,6 +96,7 @@ def test_a_broken_file_of_proofs_is_told(tmp_path: Path) -> None:
     assert load(tmp_path / "none") == {}
 
 
+@pytest.mark.fast_on("postgres")
 def test_the_command_keeps_its_proof(place: Place, dedup: Any, tmp_path: Path) -> None:
     """`dedup verify --proof FILE` reads on from the file; with --full it checks everything again."""
     fill(place)
@@ -110,20 +113,20 @@ BROKEN = {
         "10",
     ],
     "update dedup.checkpoint set sequence_number = 40 where partition = 0": ["--from-log", "--from 34 --to 40", "34-40"],
-    "update dedup.checkpoint set sequence_number = 20 where partition = 0": ["21-33 were seen above", "Nothing is lost"],
     "update dedup.batch set processed = processed + 1 where batch_id = 2 and partition = 0": [
         "batch 2 chunk 0",
         "4 accounted for",
         "report it",
     ],
+    "delete from dedup.dead_letter where partition = 1 and sequence_number = 20": ["tell of 8 dead letters, there are 7", "by hand"],
+    "update dedup.checkpoint set sequence_number = 20 where partition = 0": ["21-33 were seen above", "Nothing is lost"],
     "update dedup.batch set duplicates = '{[99,99]}' where batch_id = 1 and partition = 0": ["duplicates [99] were not seen"],
     "update dedup.dead_letter set sequence_number = 77 where partition = 1 and sequence_number = 20": ["dead letters at [77]", "by hand"],
-    "delete from dedup.dead_letter where partition = 1 and sequence_number = 20": ["tell of 8 dead letters, there are 7", "by hand"],
 }
 """Damage -> what the contradiction says."""
 
 
-@pytest.mark.parametrize("damage", BROKEN)
+@pytest.mark.parametrize("damage", of_which(4, BROKEN))
 def test_each_contradiction_names_its_range_and_what_to_do(postgres: str, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong in the tables is told with positions, and with the command or the advice that goes with it."""
     place = PostgresPlace(postgres)
@@ -139,7 +142,7 @@ def test_each_contradiction_names_its_range_and_what_to_do(postgres: str, damage
     assert verify(place.store(), "shop").contradictions == report.contradictions
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_a_consumer_that_goes_on_is_looked_at_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that commit while it reads contradict nothing: records and letters are of one moment in the end."""
     fill(place)
@@ -177,6 +180,7 @@ def test_a_consumer_that_never_pauses_contradicts_nothing(place: Place, monkeypa
     assert again.ok and again.since == report.proof.seq and again.counts["delivered"] == 5 * (LOOKS + 1)
 
 
+@pytest.mark.fast_on("postgres")
 def test_a_window_of_positions_reads_its_own_records(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is decided about a range is answered from the records of that range, as from all of them."""
     fill(place)

@@ -169,17 +169,8 @@ CASES = [
     Case("delta-spark", by_frames, 1, 80, stride=40),
 ]
 
-FAST = 2
-"""So many of them are of `make test`: one of each store."""
-
-
-def _case(number: int, case: Case, fast: int) -> Any:
-    marks = [getattr(pytest.mark, case.kind.partition("-")[0]), *[pytest.mark.full] * (number >= fast)]
-    return pytest.param(case, id=str(case), marks=marks)
-
-
-SOME_CASES, EACH_CASE = (
-    pytest.mark.parametrize("case", [_case(number, case, fast) for number, case in enumerate(CASES)]) for fast in (FAST, 0)
+EACH_CASE = pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=getattr(pytest.mark, case.kind.partition("-")[0])) for case in CASES]
 )
 
 
@@ -233,7 +224,7 @@ def runs(spark: SparkSession, tmp_path: Path, new_place: Callable[[str], Place])
         yield lambda case: Runs(case, land(tmp_path / "landing", case.batches), tmp_path, new_place, actions)
 
 
-@SOME_CASES
+@EACH_CASE
 @pytest.mark.full
 def test_actions_of_spark_may_fail(case: Case, runs: Callable[[Case], Runs]) -> None:
     """Job, read or commit of Spark: it fails, or its answer is lost; the query is started again, and every row is there once."""
@@ -243,6 +234,7 @@ def test_actions_of_spark_may_fail(case: Case, runs: Callable[[Case], Runs]) -> 
     made.check(number)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(4 * 3600)
 @EACH_CASE
 @pytest.mark.parametrize(

@@ -35,11 +35,19 @@ REACHED = {
 }
 """Store -> what is done to a letter, and the steps that it has."""
 
+LAST = {"postgres": ["reprocess commit", "discard commit"], "delta": ["reprocess decide", "discard decide"]}
+"""Right before the decision of whoever was first."""
+
+EARLIER = {store: [at for at in steps if at not in LAST.get(store, [])] for store, steps in REACHED.items()}
+
 
 FORGETTING_ON_POSTGRES = ["messages", "erase", "commit", "committed"]
 _FIRST_ON_DELTA = ["messages", "failures", "noted", "contents", "erase", "commit", "decide", "read_back", "publish", "published"]
 FORGETTING_ON_DELTA = [*_FIRST_ON_DELTA, "scrub", "expire"]
 """The steps of whoever forgets a key."""
+
+HALF_WAY = ("contents", "erase", "scrub")
+"""Between what it erases: the texts of messages, their rows, the letters, the files."""
 
 
 def task_at(place: Place, **task: Any) -> dict[str, Any]:
@@ -105,15 +113,21 @@ def standing(place: Place, name: str) -> dict[int, str]:
 
 
 def die_everywhere(
-    whole: Place, nursery: Nursery, before: list[dict[str, Any]], victim: dict[str, Any], check: Callable[[Place, str], None]
+    whole: Place,
+    nursery: Nursery,
+    before: list[dict[str, Any]],
+    victim: dict[str, Any],
+    check: Callable[[Place, str], None],
+    chosen: Callable[[list[str], int], bool] = lambda steps, number: True,
 ) -> list[str]:
     """Kill the victim right before its first step, its second one ... (`worth_dying`); after each death do it again, and check.
 
-    Each time on a consumer of its own in a part of the place, made by the tasks `before`. Returns the names of all its steps.
+    Each time on a consumer of its own in a part of the place, made by the tasks `before`. Returns the names of all its steps, also of those
+    that are not chosen to die before.
     """
     prepare_place(whole)
     steps = steps_of(_part(whole, "shop", before), victim)
-    for number in worth_dying(whole, steps):
+    for number in [number for number in worth_dying(whole, steps) if chosen(steps, number)]:
         name = f"shop{number}x"
         place = _part(whole, name, before)
         dies(place, nursery, {**victim, "name": name}, number, steps[number - 1])
@@ -183,14 +197,18 @@ def test_killed_anywhere_while_parking(place: Place, nursery: Nursery) -> None:
 
 
 @pytest.mark.fast_on("postgres")
-def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery: Nursery) -> None:
+@pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.full)], ids=["the first of its name", "a later one"])
+def test_killed_anywhere_while_reprocessing_and_releasing(place: Place, nursery: Nursery, first: bool) -> None:
     """One letter passes and releases its followers, one fails again: effects once and in order, chains whole."""
 
     def check(place: Place, name: str) -> None:
         assert sorted(assert_in_order(effects(place, name))) == [0, 1, 2, 3, 5, 6, 8]
         assert standing(place, name) == {0: "REPROCESSED", 3: "REPROCESSED", 4: "OPEN", 6: "REPROCESSED", 7: "BLOCKED"}
 
-    steps = die_everywhere(place, nursery, [BROKEN], {"do": "reprocess", "bad": [4]}, check)
+    def chosen(steps: list[str], number: int) -> bool:
+        return (steps[number - 1] not in steps[: number - 1]) == first
+
+    steps = die_everywhere(place, nursery, [BROKEN], {"do": "reprocess", "bad": [4]}, check, chosen)
     assert {"handler", "change", "commit"} <= set(steps)
 
 
@@ -221,7 +239,7 @@ def test_killed_anywhere_while_replaying(place: Place, nursery: Nursery) -> None
     assert {"handler", "change", "commit"} <= set(steps)
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 @pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.full), True])
 def test_killed_anywhere_while_discarding(place: Place, nursery: Nursery, release: bool) -> None:
     """The blocker is given up: its followers are free, its key is held or free, never something between."""
@@ -265,7 +283,8 @@ def test_killed_anywhere_while_editing(place: Place, nursery: Nursery) -> None:
 
 
 @pytest.mark.fast_on("delta")
-def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery) -> None:
+@pytest.mark.parametrize("half_way", [True, pytest.param(False, marks=pytest.mark.full)], ids=["half way", "elsewhere"])
+def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery, half_way: bool) -> None:
     """Called again, nothing of the key can be read; the record of who erased it is there once; letters and messages of others are whole."""
     told = {"settings": {"letters_to": "dead", "sequence_key": None}}
     before = [{"do": "stream", "batches": [[*range(3)]], "bad": [0, 1], **told}, {"do": "dispatch", **told}, {"do": "discard"}]
@@ -284,7 +303,10 @@ def test_killed_anywhere_while_forgetting(place: Place, nursery: Nursery) -> Non
         kept = outbox.message(entries[other["id"]].number)
         assert kept is not None and kept.body == other["body"]
 
-    steps = die_everywhere(place, nursery, before, {"do": "forget", "number": 0}, check)
+    def chosen(steps: list[str], number: int) -> bool:
+        return (steps[number - 1] in HALF_WAY) == half_way
+
+    steps = die_everywhere(place, nursery, before, {"do": "forget", "number": 0}, check, chosen)
     assert steps == (FORGETTING_ON_DELTA if isinstance(place, DeltaPlace) else FORGETTING_ON_POSTGRES)
 
 
@@ -311,7 +333,7 @@ def test_an_event_that_kills_its_process_is_parked_as_crashed(place: Place, nurs
     assert_proven(place.store())
 
 
-@pytest.mark.fast_on("delta")
+@pytest.mark.full
 def test_a_killer_makes_nobody_suspicious_in_the_next_batch(place: Place, nursery: Nursery) -> None:
     """Without positions batches of one size look alike: what killed in one of them is not looked for in the next, at the same row."""
     prepare_place(place)
@@ -399,7 +421,7 @@ def test_two_reprocessors_and_a_live_stream(place: Place, nursery: Nursery, tmp_
 
 
 @pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.full), True])
-@pytest.mark.parametrize(("place", "at"), of_stores(REACHED), indirect=["place"])
+@pytest.mark.parametrize(("place", "at"), [*of_stores(LAST), *of_stores(EARLIER, full=True)], indirect=["place"])
 def test_discard_and_reprocess_of_one_letter_have_one_winner(place: Place, at: str, release: bool) -> None:
     """One of them is at a step while the other one runs: the event has its effect, or it is given up, and one of them says so."""
     prepare_place(place)
@@ -424,6 +446,7 @@ def test_discard_and_reprocess_of_one_letter_have_one_winner(place: Place, at: s
     assert_proven(place.store())
 
 
+@pytest.mark.fast_on("postgres")
 def test_duplicates_of_a_key_that_was_let_go_are_redeliveries(place: Place) -> None:
     """Discarded with its key: the log read again from its beginning is recognised, and not taken for a topic that was re-created."""
     prepare_place(place)

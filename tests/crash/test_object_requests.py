@@ -24,7 +24,7 @@ MOST = 40
 """More than an append has requests; a merge has more, the more files the table has."""
 
 EVERY = 2
-"""One request of so many fails in `make test`."""
+"""One request of so many fails in the short test."""
 
 TRIES, PAUSE = 20, 0.2
 
@@ -82,6 +82,7 @@ def _again(child: Steered, step: str) -> str:
     return ended
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_an_answer_that_is_lost_is_looked_up(place: ObjectPlace, proxy: HttpProxy, settings: dict[str, str], tmp_path: Path) -> None:
     """One request of so many was carried out without an answer: the next look or the next run finds it, and each row is there once."""

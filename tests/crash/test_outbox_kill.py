@@ -63,7 +63,7 @@ def test_a_dispatcher_killed_at_any_step_loses_nothing(place: Place, nursery: Nu
     assert states(place) == {"SENT": 100}
 
 
-@pytest.mark.fast_on("postgres")
+@pytest.mark.full
 def test_dispatchers_at_once_share_the_work_and_keep_the_order(place: Place, nursery: Nursery, tmp_path: Path) -> None:
     """Three of them while batches commit, one killed at random every moment: each message arrives, first arrivals in order.
 

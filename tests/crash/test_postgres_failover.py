@@ -135,6 +135,7 @@ def test_a_failover_between_two_chunks_of_a_batch_runs_the_whole_batch_again(ser
     check(place, 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("query", ["q", pytest.param(None, marks=pytest.mark.full)], ids=["a query that is known", "a query without an id"])
 def test_a_failover_after_the_guard_and_before_the_transaction_is_noticed(
     server: pg_server.Server, place: PostgresPlace, query: str | None

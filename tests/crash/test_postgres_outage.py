@@ -82,6 +82,7 @@ def _memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.full
 def test_patience_with_a_database_that_stays_away_ends_with_one_error(server: pg_server.Server) -> None:
     """Without patience the batch ends with StoreUnavailable; the same batch passes in a new process once the database is back."""
     place = PostgresPlace(server.dsn)
@@ -99,6 +100,7 @@ def test_patience_with_a_database_that_stays_away_ends_with_one_error(server: pg
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_statement_that_is_cancelled_is_tried_again(server: pg_server.Server) -> None:
     """A statement time-out, or somebody's pg_cancel_backend, in the COPY into the sink: the batch is tried again and written once."""
     place = PostgresPlace(server.dsn)

@@ -104,6 +104,7 @@ def test_two_processes_with_the_same_ids_at_once(start: Start, postgres: str, ev
     assert_once_in_order(consumed(postgres, eventhubs, hub)[0], 300)
 
 
+@pytest.mark.full
 def test_two_processes_with_the_same_ids_and_other_bodies(start: Start, postgres: str, eventhubs: Any, hub: str) -> None:
     """One of them gets KeyConflict; of each id there is one body."""
     two = [start(first=0, last=100, group=group, prefix=prefix, page=100) for group, prefix in (("east", ""), ("west", "0"))]

@@ -23,7 +23,7 @@ from kit.places import PostgresPlace
 
 pytestmark = [pytest.mark.postgres, pytest.mark.crash]
 
-DECIDING = ("handler", "commit", "committed")
+DECIDING = ("commit", "committed")
 OTHERS = [pytest.param(step, marks=pytest.mark.full) for step in PostgresStore.steps if step not in ("redeliveries", *DECIDING)]
 
 
@@ -115,6 +115,7 @@ def test_two_tasks_of_one_slice_take_turns(scene: Scene) -> None:
     scene.check()
 
 
+@pytest.mark.full
 def test_a_twin_goes_on_where_the_other_one_was_killed(scene: Scene) -> None:
     """The slice of a task that dies with its transaction open is free at once."""
     work = scene.plan(scene.drive())

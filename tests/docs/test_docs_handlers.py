@@ -30,6 +30,7 @@ ORDERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_handlers_run(spark: SparkSession, postgres: str, number: int) -> None:

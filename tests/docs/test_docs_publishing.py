@@ -50,6 +50,7 @@ def test_service_bus_duplicate_detection_by_message_id_and_partition_key(postgre
     assert sorted(kept(broker, hub)) == [b"1", b"2"]
 
 
+@pytest.mark.full
 def test_the_commands_run(postgres: str, dedup: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them, as it is shown; those that change something change nothing without --yes."""
     broker = Broker()

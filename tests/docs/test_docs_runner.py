@@ -37,6 +37,7 @@ def test_the_first_code_stands_within_fifteen_lines() -> None:
     assert PAGE.splitlines().index("```python") < 15
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("own_loop", of_which(1, [True, False]))
 def test_the_snippets_run(eventhubs: Any, new_hub: Any, postgres: str, tmp_path: Path, own_loop: bool) -> None:
     """The program as it is shown writes the orders of the hub, each once, and ends well on SIGTERM; so does that with a loop of its own."""

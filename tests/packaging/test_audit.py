@@ -24,6 +24,7 @@ def audit() -> ModuleType:
     return module
 
 
+@pytest.mark.full
 def test_a_secret_that_is_committed_is_found(audit: ModuleType, tmp_path: Path) -> None:
     """The form of a real credential is found in tests, and a password in a URL elsewhere; a line that says it is none is left alone."""
     (tmp_path / "code").mkdir()

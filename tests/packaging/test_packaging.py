@@ -201,6 +201,7 @@ def test_a_missing_driver_is_one_sentence_with_the_extra(url: str, extra: str, w
     assert f"pip install 'dedup-spark[{extra}]'" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["checkpoint", "deadletter"])
 def test_a_file_of_the_users_that_hides_our_package_is_one_clear_sentence(
     name: str, wheel_environment: Environment, tmp_path: Path

@@ -110,6 +110,7 @@ def test_no_module_imports_the_private_names_of_another() -> None:
                 assert not [a.name for a in node.names if a.name.startswith("_") and not a.name.startswith("__")], file
 
 
+@pytest.mark.full
 def test_the_demo_on_delta_needs_no_driver_of_postgresql() -> None:
     """Who installs the extra `demo` alone can run the demo."""
     program = "import sys; sys.modules |= {'psycopg': None, 'pgpq': None}; import dedup.demo.main, dedup.demo.driver"

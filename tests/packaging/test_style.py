@@ -6,6 +6,7 @@ import ast
 import re
 import shlex
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ SOURCES = [file for package in ("checkpoint", "deadletter", "dedup") for file in
 def test_each_test_says_what_it_guards(file: Path) -> None:
     """Every test has a docstring that is a sentence, so that the list of tests reads as the specification."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    nodes = [*tree.body, *(node for group in tree.body if isinstance(group, ast.ClassDef) for node in group.body)]
+    tests = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     assert not [node.name for node in tests if not (ast.get_docstring(node) or "").endswith((".", "?", ")"))]
 
 
@@ -71,5 +73,10 @@ def test_a_module_that_is_spoken_of_exists(file: Path) -> None:
     """Who follows a comment to another module finds it."""
     text = re.sub(r"`[\w/]+\.py`", "", file.read_text(encoding="utf-8"))  # in quotes: of somebody else's package
     spoken = set(re.findall(r"\b[\w/]*\w\.py\b", text)) - {"checkpoint.py", "deadletter.py"}  # a user's own
-    there = [f"/{other.relative_to(ROOT)}" for other in (*SOURCES, *TESTS.rglob("*.py"))]
-    assert not [name for name in sorted(spoken) if not any(path.endswith(f"/{name}") for path in there)]
+    assert not [name for name in sorted(spoken) if not any(path.endswith(f"/{name}") for path in _there())]
+
+
+@cache
+def _there() -> list[str]:
+    """Each module of ours, from the top."""
+    return [f"/{file.relative_to(ROOT)}" for file in (*SOURCES, *TESTS.rglob("*.py"))]

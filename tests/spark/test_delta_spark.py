@@ -226,6 +226,7 @@ def test_two_publishers_of_staged_rows_publish_them_once(
     assert DeltaStore(first.path).problems(kit.NAME) == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
@@ -246,6 +247,7 @@ def test_rows_that_break_a_rule_are_refused_before_the_decision(
     assert store.head(kit.NAME).seq == 1 and spark.read.format("delta").load(strict).count() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "says"), [(None, "violate NOT NULL of day"), ("garbage", "CAST_INVALID_INPUT")])
 def test_a_row_of_which_a_sink_computes_nothing_is_refused_before_the_decision(
     spark: SparkSession, tmp_path: Path, name: str | None, says: str
@@ -261,6 +263,7 @@ def test_a_row_of_which_a_sink_computes_nothing_is_refused_before_the_decision(
     assert spark.read.format("delta").load(sink).count() == 1
 
 
+@pytest.mark.full
 def test_a_sink_with_rules_is_merged_by_spark_once(spark: SparkSession, tmp_path: Path, strict: str) -> None:
     """Insert, update what is older, delete; staged, decided, merged with the transaction id; again: nothing; bad rows are refused."""
     store, how = DeltaStore(str(tmp_path / "state")), Merge(("id",), "name", "gone")
@@ -418,7 +421,6 @@ MILLISECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 """As a session may write Parquet for old readers."""
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("merged", of_which(1, [True, False]))
 def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_path: Path, merged: bool) -> None:
     """The session may cut the microseconds off in what it writes: not in a sink that only Spark can write."""
@@ -561,6 +563,7 @@ def test_the_state_can_be_asked_in_sql(spark: SparkSession, tmp_path: Path) -> N
     assert spark.sql("SELECT kind, cast(body AS string) FROM dedup_dead_letters").collect() == [("REJECTED", "2")]
 
 
+@pytest.mark.full
 def test_the_views_have_all_consumers(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those behind one that has not processed anything yet: an empty piece of a table is not its end."""
     kit.create(str(tmp_path / "orders"))

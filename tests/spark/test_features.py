@@ -80,6 +80,7 @@ def test_each_row_goes_to_the_task_of_its_number(older: SparkSession) -> None:
         assert len(found) == tasks == len({row["at"] for row in found})
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("where", of_which(1, ["frame", "tasks"]))
 def test_a_consumer_on_an_older_spark_writes_each_order_once(older: SparkSession, place: Place, where: str) -> None:

@@ -135,6 +135,7 @@ def test_everything_that_a_handler_says_in_a_task_is_in_the_commit(spark: SparkS
         assert all(m.id.endswith(f"-{n % 2}") for n, m in enumerate(mine)) and len({m.id for m in mine}) == 10
 
 
+@pytest.mark.full
 def test_arrow_tables_come_partition_by_partition(spark: SparkSession, lake: DeltaPlace) -> None:
     """foreach_arrow gets one partition at a time; what it rejects is parked, and a failure is searched for by halves."""
     made = bare(lake.store())
@@ -181,6 +182,7 @@ def test_coroutines_in_tasks_keep_their_sequences(spark: SparkSession, lake: Del
     ]
 
 
+@pytest.mark.full
 def test_rows_that_do_not_fit_are_their_events_fault(spark: SparkSession, lake: DeltaPlace) -> None:
     """A value of another type, and a null where none may be, park their event; a sink that is not there stops with its statement."""
     made = bare(lake.store())
@@ -289,6 +291,7 @@ def test_an_event_whose_worker_was_killed_once_is_no_letter(spark: SparkSession,
     assert_proven(lake.store())
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark: SparkSession, lake: DeltaPlace) -> None:
     """SIGKILL of the Python process in the middle of a batch: nothing of it is true, and the next delivery is whole."""

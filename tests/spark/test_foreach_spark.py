@@ -55,6 +55,7 @@ def each(store: Store, *bad: str, on: Any = None, connections: int | None = None
     return made
 
 
+@pytest.mark.full
 def test_each_partition_commits_by_itself_and_all_of_it_adds_up(spark: SparkSession, place: Place) -> None:
     """New, skipped, failing and repeated events of three partitions: one effect each, proven from the tables, also when delivered again."""
     events = spread(range(40))
@@ -238,6 +239,7 @@ def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: Spar
     assert each(base.store(), connections=2)(frame(spark, *orders([100])), 1).processed == 1
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSession, base: PostgresPlace) -> None:
     """Where every core may have its connections, a Python worker opens them once: each process has one session for all batches."""
@@ -302,6 +304,7 @@ def test_after_a_slice_over_the_budget_no_other_one_begins(spark: SparkSession, 
     assert letters(base.store()) == [] and base.read() == []
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 @pytest.mark.crash
 def test_a_worker_that_is_killed_leaves_nothing_and_the_batch_comes_again(spark: SparkSession, base: PostgresPlace, tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def test_what_foreachbatch_observes_is_not_in_the_progress(topic: Topic, tmp_pat
     assert seen == [10, 10]
 
 
+@pytest.mark.full
 def test_what_the_stream_observes_counts_how_often_it_was_read(topic: Topic, tmp_path: Path) -> None:
     """So it says nothing of what was handled: a batch that is read in part, or not at all, has fewer."""
     stream = counting(topic.stream(), "before")

@@ -75,6 +75,7 @@ def test_tasks_decode_as_the_driver_does(spark: SparkSession, registry: Registry
     assert expected["_undecodable"].to_pylist()[:7] == [False, False, False, True, True, True, False]
 
 
+@pytest.mark.full
 def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServer) -> None:
     """Properties reach the tasks, as a map too: there is the schema's id in Azure's framing."""
     from dedup.spark.prepare import prepare_columns

@@ -25,6 +25,7 @@ from dedup import Columns, Consumer, ReprocessOptions, Selection, decode, replay
 from dedup.core.rows import frame_of
 from dedup.decode.prepare import Prepare
 from dedup.reprocessing.from_log import fill
+from fixtures.variants import of_which
 from kit.grouped import grouped
 from kit.orders import ORDER, assert_proven, batch, ids, letters, orders
 from kit.places import Place
@@ -212,6 +213,7 @@ def test_staged_rows_have_the_types_that_they_were_written_with(spark: SparkSess
         assert {name: spark.conf.get(name) for name in settings} == settings
 
 
+@pytest.mark.full
 def test_a_column_of_the_user_keeps_its_name_in_scratch_files(spark: SparkSession, tmp_path: Path) -> None:
     """A batch with a column `_row` stays readable when it becomes too large for the driver: the stream would stop there for ever."""
     from dedup.spark.batch import SparkBatch
@@ -223,7 +225,7 @@ def test_a_column_of_the_user_keeps_its_name_in_scratch_files(spark: SparkSessio
         assert [row["_row"] for row in rows.frame(np.array([0, 1])).collect()] == [7, 7]
 
 
-@pytest.mark.parametrize("rows", [100, 0])
+@pytest.mark.parametrize("rows", of_which(1, [100, 0]))
 def test_rows_of_a_batch_that_stay_on_other_machines_are_missed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
@@ -302,6 +304,7 @@ def test_a_scratch_folder_that_cannot_be_made_is_named(where: str, spark: SparkS
         pass
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 @pytest.mark.parametrize("size", [40, pytest.param(1000, marks=pytest.mark.full)])
 def test_a_batch_that_stays_with_the_tasks_goes_through_scratch_files(
@@ -382,6 +385,7 @@ def test_any_frame_is_mapped_by_columns(spark: SparkSession, place: Place) -> No
     assert place.store().head("shop").checkpoints.keys().__iter__().__next__().topic == "files"
 
 
+@pytest.mark.full
 def test_an_error_of_ours_stops_the_query_with_its_message(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """The person who reads the query's exception sees the command to go on."""
     topic = Topic(spark, tmp_path)
@@ -424,6 +428,7 @@ def test_run_raises_the_error_of_ours_that_ended_the_query(spark: SparkSession, 
     assert isinstance(raised_outside.value, StreamingQueryException)
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_a_module_that_a_udf_lacks_parks_nothing(spark: SparkSession, place: Place) -> None:
     """In a handler of batches as in tasks: the deployment is at fault, and no event."""

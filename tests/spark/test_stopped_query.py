@@ -212,6 +212,7 @@ def test_what_a_handler_raises_after_its_query_was_stopped_says_nothing(spark: S
     assert [type(error) for error in ended] == [SparkGone] and "query was stopped" in str(ended[0]) and letters(place.store()) == []
 
 
+@pytest.mark.full
 @pytest.mark.fast_on("delta")
 def test_a_job_group_of_the_user_changes_nothing(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     """Where the callback and its handler name groups of their own, one bad event is parked, and the query keeps its one epoch."""

@@ -39,8 +39,6 @@ TABLES = {
     "'delta.feature.checkpointProtection' = 'supported', 'delta.feature.vacuumProtocolCheck' = 'supported', "
     "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '4')",
 }
-IN_FAST_RUN = ("all",)
-"""What `make test` runs: it has every feature; each by itself is in the full run."""
 
 MANY, MORE = 16, 40
 """Rows that are written in turns."""
@@ -78,9 +76,7 @@ def seen_anew(spark: SparkSession, uri: str, name: str) -> Any:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "rest", [pytest.param(rest, id=name, marks=[pytest.mark.full] * (name not in IN_FAST_RUN)) for name, rest in TABLES.items()]
-)
+@pytest.mark.parametrize("rest", TABLES.values(), ids=TABLES)
 def test_files_are_added_without_spark(spark: SparkSession, tmp_path: Path, rest: str) -> None:
     """Between Spark's own commits, over checkpoints: each row once, by us alone, and the tables prove it."""
     uri = made(spark, tmp_path, rest)
@@ -145,6 +141,7 @@ def test_row_ids_and_times_hold_while_spark_writes_as_well(spark: SparkSession, 
     assert DeltaStore(state).problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_files_of_a_clustered_table_have_bounds_of_the_columns_that_cluster_it(spark: SparkSession, tmp_path: Path) -> None:
     """Whatever the table says about statistics; Spark clusters our files with its own, and knows by which columns."""
     uri = made(spark, tmp_path, TABLES["clustered"])
@@ -159,6 +156,7 @@ def test_files_of_a_clustered_table_have_bounds_of_the_columns_that_cluster_it(s
     assert (detail.numFiles, list(detail.clusteringColumns)) == (1, ["id"])
 
 
+@pytest.mark.full
 def test_times_go_on_where_the_clock_is_behind(spark: SparkSession, tmp_path: Path) -> None:
     """The commit before was made by a machine whose clock is ahead: ours is later all the same, and Spark travels to it."""
     uri = made(spark, tmp_path, TABLES["in-commit timestamps"])

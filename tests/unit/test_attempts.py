@@ -111,6 +111,7 @@ def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> 
     assert len(runs) <= 2 * count - 1
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 40), st.sets(st.frozensets(st.integers(0, 39), min_size=2, max_size=3), max_size=4))
 def test_failures_of_combinations_end(count: int, together: set[frozenset[int]]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from deadletter.crashes import MAX_DEATHS, CrashMarker
 from dedup.pipeline import company
+from fixtures.variants import of_which
 
 SUSPECT = json.dumps({"chunk": "c", "deaths": 1, "dead": [], "running": None})
 
@@ -147,7 +148,7 @@ work()
 """
 
 
-@pytest.mark.parametrize(("how", "code"), [("run", -signal.SIGTERM), ("a handler of the user's", 3)])
+@pytest.mark.parametrize(("how", "code"), of_which(1, [("run", -signal.SIGTERM), ("a handler of the user's", 3)]))
 def test_deploys_in_the_middle_of_a_slow_chunk_make_no_suspect(tmp_path: Path, how: str, code: int) -> None:
     """SIGTERM ends the process as ever, with its own code, and it is noted that the chunk had nothing to do with it."""
     marker = tmp_path / "marker"

@@ -140,6 +140,7 @@ def changes_its_frame(batch: Any, number: int, memory: dict[str, Any]) -> None:
         memory["orders"][row["id"]] = {"id": row["id"], "amount": int(row["amount"])}
 
 
+@pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.delta
 def test_a_handler_of_events_is_watched_on_spark_too(spark: SparkSession, tmp_path: Path) -> None:
@@ -238,6 +239,7 @@ def test_the_kit_names_what_a_handler_breaks(handler: Handler, broken: set[str])
     assert {"dies right before the step 'commit'", "dies right before the step 'publish'"} <= set(found.tried)
 
 
+@pytest.mark.full
 @pytest.mark.delta
 def test_a_sound_consumer_is_not_accused_however_many_rows_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The damaged events stay within the default budget, which a sample of thousands of rows fills with a tenth of them."""

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dedup.decode import datafusion, hashing
+from fixtures.variants import of_which
 from kit.paths import ROOT
 
 MANY = datafusion.ENOUGH
@@ -74,7 +75,7 @@ def test_without_datafusion_keys_are_the_same(monkeypatch: pytest.MonkeyPatch) -
     assert hashing.sha256(column).tobytes() == with_it == by_hashlib(column)
 
 
-@pytest.mark.parametrize("program", ["raise ImportError('no such library')", "x = 1"])
+@pytest.mark.parametrize("program", of_which(1, ["raise ImportError('no such library')", "x = 1"]))
 def test_an_installation_that_does_not_work_is_left_alone(program: str, tmp_path: Path) -> None:
     """Keys are made by hashlib where DataFusion is broken, or something else of that name."""
     (tmp_path / "datafusion").mkdir()
@@ -84,6 +85,7 @@ def test_an_installation_that_does_not_work_is_left_alone(program: str, tmp_path
     assert done.stdout == "False\n", done.stderr
 
 
+@pytest.mark.full
 def test_nothing_of_what_was_hashed_is_kept() -> None:
     """Neither keys nor bodies stay in memory: a stream hashes for months."""
     column = pa.array([b"x" * 1_000] * MANY, pa.large_binary())

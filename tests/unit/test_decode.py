@@ -22,6 +22,7 @@ from dedup.core.rows import arrow_of, frame_of
 from dedup.decode import json_bodies, values
 from dedup.decode.bodies import reasons
 from dedup.decode.prepare import Prepare
+from fixtures.variants import of_which
 from kit.decoding import AVRO, SCHEMA, decoded, table_of
 
 if TYPE_CHECKING:
@@ -284,6 +285,7 @@ def test_of_a_name_that_occurs_twice_the_last_value_counts(body: bytes, row: dic
 VALUES = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from([1.5, [], {}])
 
 
+@pytest.mark.full
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from("abcd"), VALUES))
 def test_a_required_field_decides(value: dict[str, Any]) -> None:
@@ -352,7 +354,7 @@ def test_avro_by_an_arrow_schema() -> None:
     assert decoded([b"\x02\x02\x02\x02x"], decode.avro(all_))["data"].to_pylist() == [{"a": 1, "b": "x"}]
 
 
-@pytest.mark.parametrize("kind", ["json", "avro"])
+@pytest.mark.parametrize("kind", of_which(1, ["json", "avro"]))
 def test_spark_keeps_what_was_decoded(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """Data of every type, and verdicts, come out of Spark's tasks as without Spark, in a session of another zone."""
     from dedup.spark.prepare import prepare_columns

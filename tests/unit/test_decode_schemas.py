@@ -178,6 +178,7 @@ def _places(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [found for step, value in steps for found in [(*path, step), *_places(value, (*path, step))]]
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=400)
 @given(st.sampled_from(WHOLE_SCHEMAS), st.data())
 def test_a_schema_with_a_wrong_value_in_it_is_a_config_error(schema: dict[str, Any], data: st.DataObject) -> None:

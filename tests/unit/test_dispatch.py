@@ -321,6 +321,7 @@ def test_a_message_that_was_refused_alone_is_no_outage() -> None:
     assert Dispatcher(box, Says(lambda messages: Outcome({0: refused}))).once().dead == 1
 
 
+@pytest.mark.full
 def test_turns_are_smaller_after_one_that_the_destination_did_not_take_in_time() -> None:
     """Else a slow receiver gets the same messages again and again. A store that gives twice what it was asked for is asked for less."""
     stop, sent, todo = threading.Event(), list[int](), [Message(n, "t", None, str(n), b"") for n in range(32)]

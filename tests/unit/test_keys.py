@@ -178,6 +178,7 @@ def tables(draw: st.DrawFn) -> tuple[pa.Table, tuple[str, ...], tuple[str, ...]]
     return pa.table(head | columns), tuple(chosen), tuple(payload)
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables(), st.sampled_from(["topic", "consumer"]), st.sampled_from(["dead_letter", "position"]), st.integers(0, 3))
 def test_pyarrow_agrees_with_the_reference(made: Any, scope: Any, null_key: Any, keyspace: int) -> None:

@@ -362,6 +362,7 @@ def test_the_model_sees_a_page_that_is_marked_although_one_of_its_messages_faile
     assert seen(300, plain, lost_of)
 
 
+@pytest.mark.full
 def test_the_model_sees_rows_that_overtake_a_page_of_their_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was unpacked waits for earlier pages of its lane; otherwise some schedule reorders."""
     take = Session._outbox_take

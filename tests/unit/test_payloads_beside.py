@@ -11,6 +11,7 @@ import pytest
 from dedup import decode
 from dedup.core.keys import KeySettings
 from dedup.decode.prepare import Prepare, prepare_events, prepare_keys
+from fixtures.variants import of_which
 
 ORDER = decode.json(pa.schema([("id", pa.string()), ("amount", pa.int64())]))
 
@@ -28,7 +29,7 @@ def spec(**settings: object) -> Prepare:
     return Prepare(consumer="shop", keys=KeySettings(columns=("data.id",), **settings), decoder=ORDER)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("chunks", [1, 7])
+@pytest.mark.parametrize("chunks", of_which(1, [7, 1]))
 def test_payload_hashes_beside_are_those_of_later(chunks: int) -> None:
     """Of bodies that decode, that do not, that are empty and that are null, in one chunk or several, more than are hashed at once."""
     odd: list[bytes | None] = [None, b"", b"{", b"\xff\x00"]

@@ -64,6 +64,7 @@ def deliver(store: SimStore, events: list[Event], batch_id: int, max_events: int
         commit.commit_chunk(chunk, job(store, handler))
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None)
 @given(
     batches=st.lists(st.lists(st.sampled_from(LOG), max_size=8), max_size=8),

@@ -344,6 +344,7 @@ def test_kinds_have_budgets_of_their_own() -> None:
     assert Budget().excess({Kind.UNDECODABLE: Spent(0, (), 100)}, {Kind.UNDECODABLE: flood[Kind.UNDECODABLE]}) is None
 
 
+@pytest.mark.full
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1)), max_size=30), st.randoms(use_true_random=False))
 def test_the_history_of_a_kind_is_bounded_and_survives_being_stored(chunks: list[tuple[int, float]], chance: random.Random) -> None:
     """Chunk by chunk what is kept is at most a window long, and admits or refuses the next chunk as the whole history does."""

@@ -59,6 +59,7 @@ def test_set_operations_agree_with_sets(left: set[int], right: set[int]) -> None
         assert_canonical(ours)
 
 
+@pytest.mark.full
 @given(numbers, numbers)
 def test_difference_and_intersection_part_a_set(left: set[int], right: set[int]) -> None:
     """What is in the other set and what is not make up the whole, as every coverage proof assumes."""
@@ -152,6 +153,7 @@ def test_partitions_sort_by_source_topic_number() -> None:
     assert Partition("a", "t", 9) < Partition("a", "t", 10)
 
 
+@pytest.mark.full
 @given(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
 def test_a_difference_is_that_of_the_sets(left: set[int], right: set[int]) -> None:
     """What is taken away is exactly what the other holds, however the ranges lie, and the answer is in the one form there is."""

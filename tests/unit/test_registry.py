@@ -98,6 +98,7 @@ def expected(body: bytes, writer: Any, reader: Any) -> dict[str, Any]:
     return {n: pa.scalar(v, pa.float32()).as_py() if "float" in (kinds[n], kinds[n][-1]) and v is not None else v for n, v in wide.items()}
 
 
+@pytest.mark.full
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=evolved(), framing=st.sampled_from(["confluent", "content type", "prefix"]))
 def test_decoded_values_are_those_of_fastavro(registry: RegistryServer, case: tuple[Any, Any, list[Any]], framing: str) -> None:
@@ -143,6 +144,7 @@ def test_what_does_not_decode(registry: RegistryServer) -> None:
     assert not [path for path in registry.asked if "4294967295" in path]
 
 
+@pytest.mark.full
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.lists(st.binary(max_size=30), min_size=1, max_size=5), where=st.integers(0, 20))
 def test_noise_is_undecodable_and_nothing_else(registry: RegistryServer, noise: list[bytes], where: int) -> None:

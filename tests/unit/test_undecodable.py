@@ -141,6 +141,7 @@ def test_a_reason_of_avro_names_the_field_where_the_record_breaks() -> None:
     assert said(large, decoder) == "$.paid is 1234567.89; it does not fit decimal128(5, 2)"
 
 
+@pytest.mark.full
 @settings(deadline=None, max_examples=200)
 @settled_by(st.lists(st.binary(max_size=12), max_size=4))
 def test_a_second_look_never_fails(noise: list[bytes]) -> None:

@@ -144,6 +144,7 @@ def test_a_commit_that_cannot_be_read_back_is_unknown_and_safe_to_repeat(folder:
     assert show(folder) == [1, 2] and store.problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_a_compaction_in_between_does_not_disturb_a_decision(folder: Path) -> None:
     """Commits that decide nothing are stepped over; rewritten files are not read as new."""
     store = open_store(folder)

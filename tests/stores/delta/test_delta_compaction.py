@@ -100,6 +100,7 @@ def before_the_first(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object])
     monkeypatch.setattr(tables, "commit", commit)
 
 
+@pytest.mark.full
 def test_two_compactions_of_a_ledger_at_once_leave_each_row_once(delta: DeltaPlace) -> None:
     """Beside each other, as those of a stream and of `dedup upkeep`: the state proves itself, and a new process goes on."""
     for uri in own_tables(delta, "ledger") + own_tables(delta, "dead_letters"):

@@ -130,7 +130,7 @@ def test_nothing_is_decided_on_a_state_that_was_copied_back(lake: Lake, what: st
     assert_proven(lake.store())
 
 
-@pytest.mark.parametrize("meanwhile", [0, 6])
+@pytest.mark.parametrize("meanwhile", of_which(1, [6, 0]))
 def test_a_sink_that_the_old_ledger_never_wrote_to_is_told_before_the_decision(tmp_path: Path, meanwhile: int) -> None:
     """The ledger was copied back to before it knew the sink, also where it has as many decisions by now: the handler's write is refused."""
     place = Lake(tmp_path)
@@ -184,7 +184,7 @@ def test_every_way_in_is_closed(lake: Lake) -> None:
         assert lake.decisions() == before, name
 
 
-@pytest.mark.parametrize(("what", "foreign"), of_which(2, [("sink", 9), ("letters", 0), ("sink", 0), ("outbox", 0)]))
+@pytest.mark.parametrize(("what", "foreign"), of_which(1, [("sink", 9), ("letters", 0), ("sink", 0), ("outbox", 0)]))
 def test_one_table_that_was_copied_back_is_told_and_accepted(lake: Lake, what: str, foreign: int) -> None:
     """A table that lacks a known publication stops the consumer, also where others have committed since; the newer one put back is fine."""
     back, table = lake.copy(what), lake.table(what)
@@ -285,6 +285,7 @@ def test_messages_are_sent_again_where_it_was_forgotten_that_they_were(lake: Lak
     assert len(sent) == 2 and sent[0].id == sent[1].id
 
 
+@pytest.mark.full
 def test_a_generation_that_was_copied_away_is_not_used_twice(lake: Lake) -> None:
     """Copied back to before an accepted restore: the sink shows a later generation; the next one is above all that it has met."""
     back = lake.copy("state")
@@ -316,7 +317,9 @@ def vanishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]
 
 @pytest.mark.parametrize(
     "pattern",
-    ["sinks/orders/*.parquet", "state/dead_letters/shop/*.parquet", "state/outbox/*/*/messages/*.parquet", "state/staged/shop/*/*"],
+    of_which(
+        1, ["sinks/orders/*.parquet", "state/dead_letters/shop/*.parquet", "state/outbox/*/*/messages/*.parquet", "state/staged/shop/*/*"]
+    ),
 )
 def test_files_that_vanish_right_after_the_decision_are_not_committed(
     tmp_path: Path, vanishing: Callable[[str], None], pattern: str
@@ -357,6 +360,7 @@ def test_verify_finds_files_that_a_sink_lists_and_does_not_have(lake: Lake) -> N
     assert "1 files with 1 rows" in told and "cannot be read" in told
 
 
+@pytest.mark.full
 def test_an_ordinary_batch_asks_for_no_more_than_its_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tables show is looked up once a process: from then on a batch asks each table it writes to once, as its publication needs."""
     one = run(lake)

@@ -27,6 +27,7 @@ from dedup.delta import DeltaStore, tables
 from dedup.delta.ledger_files import reading_file
 from dedup.signals.metrics import UP, Numbers
 from dedup.signals.standing import look
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.aged import MONTH, age, deliver
 from kit.delta_kit import ledger, open_store
@@ -245,7 +246,9 @@ def newest_of_log(place: DeltaPlace, name: str) -> Path:
     )
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0" * 500), in_a_page])
+@pytest.mark.parametrize(
+    "damage", of_which(1, [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"0" * 500), in_a_page])
+)
 def test_an_upkeep_names_a_consumer_with_a_damaged_file_and_goes_on(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     """A file is gone, empty after a power cut, or not what was written; a batch names the file, too."""
     place = DeltaPlace(tmp_path)

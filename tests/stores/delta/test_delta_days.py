@@ -86,6 +86,7 @@ def test_purges_one_after_another_know_the_highest_position_of_each_partition(da
     assert days.purge(90, 70) == {one: 50, other: 7}
 
 
+@pytest.mark.full
 def test_each_day_of_the_log_is_read_once(days: Days) -> None:
     """By the purge that gives it up; the days before are in the head, the days after are of no interest."""
     for day in range(30):
@@ -136,6 +137,7 @@ def test_a_purge_has_few_decisions_of_a_busy_day_in_memory(days: Days, monkeypat
     assert days.purge(5, 1) == {kit.partition(0): 106, kit.partition(1): 104, kit.partition(2): 105}
 
 
+@pytest.mark.full
 def test_verify_has_one_day_of_the_log_in_memory(days: Days) -> None:
     """A year of decisions a minute apart would take gigabytes."""
     for day in range(5):
@@ -146,6 +148,7 @@ def test_verify_has_one_day_of_the_log_in_memory(days: Days) -> None:
     assert (days.at_once, set(days.read)) == (1, {date(day) for day in range(5)})
 
 
+@pytest.mark.full
 def test_a_page_of_batch_records_reads_the_files_that_have_it(days: Days) -> None:
     """`verify` goes through the records page by page: each page would read all that comes after it."""
     for day in range(5):

@@ -130,6 +130,7 @@ def test_files_that_no_commit_names_yet_are_safe_from_a_slow_deletion(place: Del
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_process_that_knew_the_deleted_consumer_reads_the_new_one(place: DeltaPlace) -> None:
     """A monitor or a command that has read everything before forgets what is blocked, held and reserved by the old one."""
     watcher = place.store()
@@ -175,6 +176,7 @@ def test_one_whose_sink_cannot_be_read_is_deleted_if_somebody_says_so(place: Del
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_one_whose_sink_has_all_of_it_is_deleted_although_the_sink_cannot_be_read(place: DeltaPlace) -> None:
     """The ledger knows that no decision waits for it."""
     consumer(place.store())(batch(*orders(range(3))), 0)
@@ -185,6 +187,7 @@ def test_one_whose_sink_has_all_of_it_is_deleted_although_the_sink_cannot_be_rea
     assert place.store().consumers() == []
 
 
+@pytest.mark.full
 def test_a_reset_gives_up_what_a_sink_out_of_reach_does_not_show(place: DeltaPlace, caplog: pytest.LogCaptureFixture) -> None:
     """The events come again. So rows of the old life do not come up in the sink when it is back, and the log says which decision it was."""
     kept = list[Path]()
@@ -203,7 +206,9 @@ def test_a_reset_gives_up_what_a_sink_out_of_reach_does_not_show(place: DeltaPla
     assert_proven(place.store())
 
 
-@pytest.mark.parametrize("error", [DeltaError("Generic S3 error: 503 SlowDown"), CommitFailedError("Failed to commit transaction: 7")])
+@pytest.mark.parametrize(
+    "error", of_which(1, [DeltaError("Generic S3 error: 503 SlowDown"), CommitFailedError("Failed to commit transaction: 7")])
+)
 def test_a_reset_gives_nothing_up_that_the_next_call_may_publish(
     place: DeltaPlace, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +231,7 @@ def test_a_reset_gives_nothing_up_that_the_next_call_may_publish(
     assert len(place.read()) == 3
 
 
+@pytest.mark.full
 def test_one_whose_own_tables_cannot_be_read_is_not_deleted(place: DeltaPlace) -> None:
     """Then the store is away, and not a sink: nothing is given up for that."""
     used(place)

@@ -136,6 +136,7 @@ def test_no_file_of_a_commit_shares_a_row_id() -> None:
     assert features.first_ids(adds, features.Owed(7, None, None)) == [{}, {}, {}]
 
 
+@pytest.mark.full
 def test_a_checkpoint_that_cannot_be_written_loses_nothing(
     tmp_path: Path, sink: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_table_that_its_catalog_manages_is_refused_with_what_to_do(tmp_path: P
     assert os.listdir(tmp_path / "orders") == before
 
 
+@pytest.mark.full
 def test_a_table_that_a_catalog_takes_over_keeps_the_decision(tmp_path: Path, sink: str) -> None:
     """Between the decision and its publication: the consumer stops and says why, and goes on once the table is back."""
     store = open_store(tmp_path)

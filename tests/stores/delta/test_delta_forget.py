@@ -98,6 +98,7 @@ def assert_they_go(place: DeltaPlace) -> None:
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_what_a_failed_message_said_goes_from_the_logs_too(delta: DeltaPlace) -> None:
     """No log of a table has bounds of the texts in it: it outlives the files, and nothing writes it anew."""
 
@@ -127,6 +128,7 @@ def test_the_upkeep_deletes_such_files_too(delta: DeltaPlace) -> None:
     assert_proven(delta.store())
 
 
+@pytest.mark.full
 def test_rows_that_failed_attempts_have_staged_are_told_and_deleted(tmp_path: Path) -> None:
     """A handler that failed has left rows for a merge: the report names them until they are a week old; the same command deletes them."""
     place = DeltaPlace(tmp_path)

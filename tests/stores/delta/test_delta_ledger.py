@@ -32,6 +32,7 @@ from dedup.delta.ledger import SCHEMA
 from dedup.delta.outbox import MessageWrites
 from dedup.delta.snapshot import Snapshot
 from dedup.pipeline.member import Member
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import NAME, ledger, open_store, show
 from kit.orders import batch, consumer, orders
@@ -48,6 +49,7 @@ def test_the_ledger_says_its_properties(folder: Path) -> None:
     assert not any("setTransactionRetention" in name for name in settings)
 
 
+@pytest.mark.full
 def test_processes_that_are_no_more_are_forgotten_one_day(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those killed on hosts that are gone look like living ones, and each decision repeats them: only the last that joined stay."""
     monkeypatch.setattr(of_store, "MEMBERS", 3)
@@ -186,6 +188,7 @@ def test_batches_come_back_as_they_were_recorded(folder: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_a_summary_stands_for_the_batches_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process that begins to read at the newest summary knows every seen position all the same."""
     monkeypatch.setattr(state, "SUMMARY_EVERY", 3)
@@ -200,6 +203,7 @@ def test_a_summary_stands_for_the_batches_before_it(folder: Path, monkeypatch: p
     assert len(fresh._states.of(kit.NAME).decided) < 6, "it read the whole log"
 
 
+@pytest.mark.full
 def test_a_consumer_of_any_name_has_a_folder_of_its_own(folder: Path) -> None:
     """Names that no file system likes come back as they were given."""
     store = open_store(folder)
@@ -267,6 +271,7 @@ def test_purged_reservations_are_forgotten_and_held_keys_are_not(folder: Path) -
     assert kit.process(fresh, number, kit.events([1, 3], 3), 2) == kit.Outcome([1], [], [3])
 
 
+@pytest.mark.full
 def test_maintenance_changes_no_answer(folder: Path) -> None:
     """Compaction of ledger and letters leaves every row; the next process reads few files."""
     store = open_store(folder)
@@ -338,7 +343,7 @@ def test_a_decision_ends_where_the_ledger_could_not_be_read_in_between(folder: P
             named()
 
 
-@pytest.mark.parametrize("error", [DeltaError("503 Slow Down"), OSError("connection reset")])
+@pytest.mark.parametrize("error", of_which(1, [DeltaError("503 Slow Down"), OSError("connection reset")]))
 @pytest.mark.parametrize("read", ["get_add_actions", "to_pyarrow_dataset"])
 def test_a_log_that_cannot_be_read_now_is_an_outage(folder: Path, monkeypatch: pytest.MonkeyPatch, read: str, error: Exception) -> None:
     """A stream waits for storage that is away for a moment: what delta-rs raises there, of ledger or letters, is StoreUnavailable."""
@@ -379,6 +384,7 @@ def test_a_header_survives_its_own_text(folder: Path) -> None:
     assert json.loads(header.to_json())["head"]["checkpoints"] == [["broker", "orders", 0, 0, None, None, "q", False]]
 
 
+@pytest.mark.full
 def test_people_may_ask_from_another_thread_while_a_batch_runs(folder: Path) -> None:
     """One store object, a stream in one thread and a person in another: every answer is of a decided state, nothing breaks."""
     from concurrent.futures import ThreadPoolExecutor

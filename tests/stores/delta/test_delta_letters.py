@@ -174,7 +174,7 @@ def test_a_change_sets_its_columns_and_no_other(folder: Path) -> None:
     assert open_store(folder).problems(kit.NAME) == []
 
 
-@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("compact", of_which(1, [True, False]))
 def test_a_freed_key_is_new_again_and_stays_so(folder: Path, compact: bool) -> None:
     """Freed in the index of every process, also one that starts later, after compaction and after a purge; then reserved again."""
     store = open_store(folder)
@@ -306,6 +306,7 @@ def work(folder: Path, seconds: float, handler: float, log: list[str]) -> None:
         at += 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("handler", "letter"), of_which(1, [(0.3, 0.0), (0.05, 0.4)]))
 def test_stream_and_reprocess_take_turns(folder: Path, handler: float, letter: float) -> None:
     """Batches without a pause and a reprocess without a pause: each gets every other turn, and little is done twice."""
@@ -353,12 +354,15 @@ def test_a_dead_reprocess_stalls_the_stream_once_at_most(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "says"),
-    [
-        ("status = 'OPEN' WHERE sequence_number = 2", "another status"),
-        ("blocked_by = null WHERE sequence_number = 2", "another blocked_by"),
-        ("status = 'LOST' WHERE sequence_number = 3", "another letter than the ledger says"),
-        ("key = x'00000000000000000000000000000000' WHERE sequence_number = 1", "hold a key that is not reserved"),
-    ],
+    of_which(
+        2,
+        [
+            ("status = 'OPEN' WHERE sequence_number = 2", "another status"),
+            ("key = x'00000000000000000000000000000000' WHERE sequence_number = 1", "hold a key that is not reserved"),
+            ("blocked_by = null WHERE sequence_number = 2", "another blocked_by"),
+            ("status = 'LOST' WHERE sequence_number = 3", "another letter than the ledger says"),
+        ],
+    ),
 )
 def test_contradictions_between_letters_and_ledger_are_told(folder: Path, damage: str, says: str) -> None:
     """What somebody does to the table of letters behind our back is found by verify."""
@@ -384,7 +388,7 @@ def test_a_decision_must_reserve_what_its_records_and_letters_say(folder: Path) 
     assert any("decision 3 reserved -1 keys more than it freed" in line for line in open_store(folder).problems(kit.NAME))
 
 
-@pytest.mark.parametrize("events", [1, 2], ids=["the first letter", "another letter"])
+@pytest.mark.parametrize("events", [pytest.param(1, id="the first letter"), pytest.param(2, id="another letter", marks=pytest.mark.full)])
 def test_letters_that_come_while_verify_reads_are_no_contradiction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
     """A stream parks an event after the look at the ledger and before the look at the letters: each is compared as of one decision."""
     place = DeltaPlace(tmp_path)

@@ -19,6 +19,7 @@ from dedup.core.steps import Merge, Record
 from dedup.delta import tables
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.engine import DeltaRs
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 
@@ -61,13 +62,16 @@ def shown(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("kind", "value", "now"),
-    [
-        (LONG, 1, pa.field("cents", LONG)),
-        (pa.float64(), 12.99, pa.field("amount", LONG)),
-        (UTC, NOON, pa.field("amount", pa.date32())),
-        (LONG, 2_000_000_000_000, pa.field("amount", pa.int32())),
-        (pa.struct([("a", LONG), ("b", LONG)]), {"a": 1, "b": 2}, pa.field("amount", pa.struct([("a", LONG)]))),
-    ],
+    of_which(
+        2,
+        [
+            (LONG, 1, pa.field("cents", LONG)),
+            (pa.float64(), 12.99, pa.field("amount", LONG)),
+            (UTC, NOON, pa.field("amount", pa.date32())),
+            (LONG, 2_000_000_000_000, pa.field("amount", pa.int32())),
+            (pa.struct([("a", LONG), ("b", LONG)]), {"a": 1, "b": 2}, pa.field("amount", pa.struct([("a", LONG)]))),
+        ],
+    ),
 )
 def test_a_merge_is_not_published_into_columns_that_would_lose_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: pa.DataType, value: Any, now: pa.Field
@@ -170,11 +174,14 @@ def test_a_decided_merge_is_left_to_spark_where_the_table_needs_it_by_now(
 
 @pytest.mark.parametrize(
     "error",
-    [
-        Exception("Cast error: Can't cast value 2000000000000 to type Int32"),
-        ValueError("invalid argument"),
-        DeltaError("Generic DeltaTable error: type_coercion\ncaused by\nError during planning: Failed to coerce"),
-    ],
+    of_which(
+        1,
+        [
+            Exception("Cast error: Can't cast value 2000000000000 to type Int32"),
+            ValueError("invalid argument"),
+            DeltaError("Generic DeltaTable error: type_coercion\ncaused by\nError during planning: Failed to coerce"),
+        ],
+    ),
 )
 def test_a_merge_that_can_never_be_carried_out_waits_for_a_person(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -124,6 +124,7 @@ def test_a_turn_with_nothing_to_forget_reads_neither_the_log_nor_the_messages(tm
     assert list(turn.portions()) == []
 
 
+@pytest.mark.full
 def test_old_messages_are_looked_for_once_in_a_part_of_the_retention(aged: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look may read all of them: of a month it is one a day, however often there is a turn."""
     clock, looks = [1000.0], list[float]()

@@ -67,6 +67,7 @@ def test_the_key_index_answers_like_a_dictionary(batches: list[tuple[list[bytes]
     assert len(index) == len(truth)
 
 
+@pytest.mark.full
 def test_the_key_index_stays_few_runs_and_26_bytes_a_key() -> None:
     """Many small batches merge into logarithmically many runs."""
     index, dice = KeyIndex(flush_rows=10**6), np.random.default_rng(1)
@@ -121,6 +122,7 @@ def test_seen_positions_answer_like_ranges(batches: list[list[tuple[int, int]]],
 TEXT = st.text(st.characters(codec="utf-8") | st.sampled_from("a\U0010ffff"), max_size=40)
 
 
+@pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.none() | TEXT, min_size=1, max_size=5))
 def test_string_bounds_never_exclude_a_value(values: list[str | None]) -> None:

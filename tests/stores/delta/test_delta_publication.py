@@ -76,6 +76,7 @@ def test_the_age_of_what_waits_to_be_published_is_known(folder: Path) -> None:
     assert watcher.unpublished_since(kit.NAME) is open_store(folder).unpublished_since(kit.NAME) is None
 
 
+@pytest.mark.full
 def test_a_process_that_runs_hears_of_an_acceptance(folder: Path) -> None:
     """It knows a later publication than the person did, and goes on with the table that was accepted; its next decision says so, too."""
     running = open_store(folder)
@@ -155,6 +156,7 @@ def test_a_sink_that_was_dropped_and_created_again_is_told_and_accepted(folder: 
     assert open_store(folder).problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_the_running_instance_accepts_without_losing_anything(folder: Path) -> None:
     """Where it is known that everything was published, nothing has to be given up."""
     store = open_store(folder)
@@ -375,6 +377,7 @@ def test_verify_beside_a_publication_misses_no_decision(folder: Path, monkeypatc
     assert show(folder) == [0, 1, 2, 9]
 
 
+@pytest.mark.full
 def test_verify_beside_a_vacuum_misses_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that leave the sink while the log is read are no loss."""
     store = open_store(folder)
@@ -390,6 +393,7 @@ def test_verify_beside_a_vacuum_misses_no_file(folder: Path, monkeypatch: pytest
     assert open_store(folder).problems(kit.NAME) == []
 
 
+@pytest.mark.full
 def test_a_look_beside_batches_takes_no_sink_for_an_older_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the look at a sink and that at the ledger others may publish again: what is learned then was not to be seen before."""
     store = open_store(folder)

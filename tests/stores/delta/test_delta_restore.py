@@ -100,6 +100,7 @@ def test_sinks_restored_with_the_ledger_hold_each_row_once(folder: Path) -> None
     assert verify(open_store(folder), kit.NAME).contradictions == []
 
 
+@pytest.mark.full
 def test_of_the_log_letters_read_what_they_ask_for_and_that_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reset the decisions of older letters are looked up, and no other ones, however long the log is."""
     for number in range(4):

@@ -13,13 +13,14 @@ from deltalake import DeltaTable, write_deltalake
 from checkpoint.errors import PublicationStuck
 from dedup.delta import DeltaStore, restores, tables
 from dedup.delta.restores import path_to
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store, show
 
 pytestmark = pytest.mark.delta
 
 
-@pytest.fixture(autouse=True, params=["by the log", "by files"])
+@pytest.fixture(autouse=True, params=of_which(1, ["by the log", "by files"]))
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How it is found out: behind many commits of others the files of the last publication are looked for first."""
     monkeypatch.setattr(restores, "MANY", 0 if request.param == "by files" else restores.MANY)
@@ -50,6 +51,7 @@ def assert_told(folder: Path, store: DeltaStore, number: int, what: str = "resto
     assert sink(folder).version() == before
 
 
+@pytest.mark.parametrize("look", ["by the log", "by files"], indirect=True)
 def test_a_sink_that_was_restored_is_told_and_accepted(folder: Path) -> None:
     """RESTORE takes published rows back and keeps transaction ids: noticed at the next write, and by `problems`."""
     store = open_store(folder)
@@ -103,7 +105,7 @@ def test_a_restore_before_the_decision_is_no_concern(folder: Path) -> None:
     assert show(folder) == [1, 2]
 
 
-@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("anew", of_which(1, [False, True]))
 def test_a_foreign_append_that_is_undone_is_no_concern(folder: Path, anew: bool) -> None:
     """RESTORE to a version that has all that we published: nothing of ours is lost, so the stream goes on, also in a new process."""
     store = open_store(folder)
@@ -233,7 +235,8 @@ def test_a_log_that_was_cleaned_is_no_restore(folder: Path) -> None:
     assert show(folder) == [-1, -1, -1, 1, 2] and open_store(folder).problems(kit.NAME) == []
 
 
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("look", of_which(1, ["by files", "by the log"]), indirect=True)
+@pytest.mark.parametrize("compacted", of_which(1, [False, True]))
 def test_the_log_of_a_busy_sink_is_not_read(folder: Path, look: str, monkeypatch: pytest.MonkeyPatch, compacted: bool) -> None:
     """A daily job may find a hundred thousand commits of others: where the sink lists the job's own last files, none of them matters."""
     store, asked = open_store(folder), list[int | None]()

@@ -131,6 +131,7 @@ def test_a_reset_forgets_what_was_left_to_the_ledger(folder: Path) -> None:
         assert known(process, number, 0, 100) == []
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few")
 def test_a_stretch_that_is_lost_is_told(folder: Path) -> None:
     """Nothing near it is decided: the ledger was damaged."""

@@ -24,6 +24,7 @@ from checkpoint.errors import ConfigError, HandlerError, SinkMismatch, StoreErro
 from dedup import Consumer, DeltaStore
 from dedup.outbox import Call, Dispatcher, Message
 from dedup.pipeline.handlers import Event
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import batch, event, letters, orders
@@ -112,7 +113,7 @@ def test_rows_of_the_sink_come_behind_what_was_merged_into_it(lake: DeltaPlace) 
 
 
 @pytest.mark.parametrize("keeps", [True, False, None], ids=["kept", "shuffled", "driver"])
-@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("linked", of_which(1, [False, True]))
 def test_one_sink_by_two_names_is_refused_where_the_order_counts(lake: DeltaPlace, keeps: bool | None, linked: bool) -> None:
     """Calls keep their order by name, and a merge needs it: nothing is committed. Rows that are only appended have no order."""
     rows, other, how = batch(*orders(range(2))), lake.path("orders"), {"keys": "id"}
@@ -146,7 +147,7 @@ def test_events_that_do_not_come_back_from_tasks_stop_the_batch(lake: DeltaPlace
     assert run_in(Tasks(batch(*orders(range(5)))), made, batch(*orders(range(5)))).processed == 5
 
 
-@pytest.mark.parametrize("zone", ["GMT+02:00", "-08", "PST", "Z"])
+@pytest.mark.parametrize("zone", of_which(1, ["GMT+02:00", "-08", "PST", "Z"]))
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_zone_that_only_java_knows_harms_no_event(lake: DeltaPlace, zone: str, keeps: bool) -> None:
     """Spark hands times over in its session's zone, in columns and inside them: handlers get them in UTC, as on the driver."""
@@ -189,6 +190,7 @@ def test_tables_of_other_types_are_not_written_as_one(lake: DeltaPlace) -> None:
     assert letters(lake.store()) == []
 
 
+@pytest.mark.full
 def test_a_task_that_makes_no_rows_says_nothing_of_a_column(lake: DeltaPlace) -> None:
     """No value of the first batch fits: the sink's column is wrong, and no event, although another partition has none to write."""
     made, rows = bare(lake.store()), batch(*orders(range(3)), *orders(range(3), partition=1))

@@ -29,6 +29,7 @@ from dedup.pipeline.batch import EvaluatedArrow
 from dedup.pipeline.commit import index_of
 from dedup.spark import keeping
 from dedup.spark.keeping import EvaluatedInTasks, Keeping
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import ORDER, assert_proven, batch, event, ids, orders
@@ -110,7 +111,7 @@ def test_known_keys_and_repeats_in_other_tasks_are_left_out_before_the_handler(l
 
 
 @pytest.mark.parametrize(
-    "harm", [Path.unlink, lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(path.stat().st_size))]
+    "harm", of_which(1, [Path.unlink, lambda path: os.truncate(path, 100), lambda path: path.write_bytes(bytes(path.stat().st_size))])
 )
 def test_a_file_that_is_gone_decides_nothing_and_the_next_try_keeps_none(
     lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], Any]
@@ -149,6 +150,7 @@ def test_rows_that_cannot_be_kept_come_to_the_driver(lake: DeltaPlace, caplog: p
     assert "could not keep the rows of the batch" in caplog.text and "missing" in caplog.text
 
 
+@pytest.mark.full
 def test_a_folder_goes_with_its_block_and_that_of_a_dead_process_with_the_next_one(tmp_path: Path) -> None:
     """Kept rows of a killed driver are not left on the disk; those of a living process stay."""
     code = f"""

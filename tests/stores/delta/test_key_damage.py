@@ -102,7 +102,7 @@ def test_files_that_changed_places_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", of_which(2, ["lost list", "damaged file", "foreign list", "other format", "damaged list", "lost file", "empty file"])
+    "what", of_which(1, ["damaged file", "lost list", "foreign list", "other format", "damaged list", "lost file", "empty file"])
 )
 def test_files_that_are_not_right_are_made_again(folder: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     """The ledger alone counts: a start knows every key whatever became of the files, says so, and the next one opens new files."""
@@ -156,7 +156,7 @@ def spoil(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "pread", stale)
 
 
-HOW = pytest.mark.parametrize("how", ["other bytes", "shortened", "unreadable"])
+HOW = pytest.mark.parametrize("how", of_which(1, ["unreadable", "other bytes", "shortened"]))
 
 
 @HOW
@@ -189,7 +189,7 @@ def test_decisions_after_damage_know_every_key(folder: Path, how: str, monkeypat
     assert known(store) == known(open_store(folder)) == list(range(75)) and wrong(store) == []
 
 
-@HOW
+@pytest.mark.parametrize("how", of_which(1, ["other bytes", "shortened", "unreadable"]))
 def test_a_count_never_rests_on_damaged_pages(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a purge a count asks the pages for the days of freed keys: where they are damaged, it comes from the ledger."""
     store = filled(folder, 2)

@@ -28,6 +28,7 @@ from dedup.delta.key_files import HELD, DamagedKeys, KeyFolder, KeyRows, NewFile
 from dedup.delta.keys import Joining, KeyIndex
 from dedup.delta.ledger import Ledger
 from dedup.delta.state import ConsumerState
+from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.delta_kit import open_store
 from kit.key_kit import TINY, column, decide, filled, folder_of, key_tables, known, list_of, wrong
@@ -103,19 +104,19 @@ def test_an_index_that_is_opened_again_answers_like_a_dictionary(changes: list[t
             life.check()
 
 
-def test_a_key_that_is_freed_while_files_are_joined_stays_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", of_which(3, range(0, 40, 3)))
+def test_a_key_that_is_freed_while_files_are_joined_stays_free(tmp_path: Path, gone: int) -> None:
     """Whichever key, and however far the new file is written: the joined file does not bring it back."""
-    for gone in range(0, 40, 3):
-        for flushes in range(6):
-            index = KeyIndex(KeyFolder(tmp_path / f"{gone}-{flushes}"), **TINY)
-            for number in range(0, 12, 4):
-                index.add(column(range(number, number + 4)), np.arange(4), 1)
-            for first in range(12, 12 + 4 * flushes, 4):
-                index.add(column(range(first, first + 4)), np.arange(4), 1)
-            index.discard(column([gone]))
-            for first in range(40, 80, 4):
-                index.add(column(range(first, first + 4)), np.arange(4), 1)
-            assert not index.probe(column([gone]))[0][0] and any(len(run) > 4 for run in index._stored)
+    for flushes in range(6):
+        index = KeyIndex(KeyFolder(tmp_path / str(flushes)), **TINY)
+        for number in range(0, 12, 4):
+            index.add(column(range(number, number + 4)), np.arange(4), 1)
+        for first in range(12, 12 + 4 * flushes, 4):
+            index.add(column(range(first, first + 4)), np.arange(4), 1)
+        index.discard(column([gone]))
+        for first in range(40, 80, 4):
+            index.add(column(range(first, first + 4)), np.arange(4), 1)
+        assert not index.probe(column([gone]))[0][0] and any(len(run) > 4 for run in index._stored)
 
 
 def test_a_start_opens_files_and_reads_no_reservation(folder: Path) -> None:
@@ -127,6 +128,7 @@ def test_a_start_opens_files_and_reads_no_reservation(folder: Path) -> None:
     assert started.reserved(kit.NAME) == 45 and known(started) == list(range(45))
 
 
+@pytest.mark.full
 def test_who_asks_for_no_key_reads_none(folder: Path) -> None:
     """Commands that show the state, letters or messages cost nothing for each key, with files of keys and without."""
     filled(folder)
@@ -197,12 +199,14 @@ def test_a_check_beside_a_running_consumer_finds_nothing(folder: Path, monkeypat
     assert wrong(two) == wrong(two) == [] and two.reserved(kit.NAME) == one.reserved(kit.NAME) > 10
 
 
+@pytest.mark.full
 def test_a_store_can_keep_its_files_elsewhere(folder: Path, tmp_path: Path) -> None:
     """Files are where `keys_folder` says, for instance on this machine beside a store on object storage."""
     filled(folder, keys_folder=tmp_path / "mine")
     assert folder_of(tmp_path / "mine").joinpath(key_files.LIST).exists() and not list_of(folder).exists()
 
 
+@pytest.mark.full
 def test_stores_that_share_a_folder_for_files_do_not_disturb_each_other(folder: Path, tmp_path: Path) -> None:
     """Their consumers have one name: each store opens its own files, and a deletion in one leaves those of the other."""
     there, both = tmp_path / "mine", [folder, tmp_path / "other"]

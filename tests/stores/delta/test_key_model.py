@@ -346,6 +346,7 @@ def put_back(folder: Path, files: list[Path], dice: random.Random) -> None:
     copy.rename(saved)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("pages", of_which(1, PAGES))
 @pytest.mark.parametrize("seed", of_which(1, range(1, 32)))
 def test_a_store_knows_keys_as_a_dictionary_does(folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int, pages: str) -> None:

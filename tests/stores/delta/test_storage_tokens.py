@@ -55,7 +55,7 @@ def store(tokens: Tokens) -> Iterator[DeltaStore]:
 
 
 @pytest.mark.objects
-@pytest.mark.parametrize("again", [1.0, pytest.param(1e9, id="asked once")])
+@pytest.mark.parametrize("again", [1.0, pytest.param(1e9, id="asked once", marks=pytest.mark.full)])
 def test_a_consumer_outlives_the_token_that_it_began_with(store: DeltaStore, again: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables, ledger and files of keys are reached with the token of today; with the first one alone the storage refuses the next batch."""
     monkeypatch.setattr(storage, "AGAIN", again)

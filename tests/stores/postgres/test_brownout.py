@@ -15,6 +15,7 @@ from deadletter.letter import Kind
 from deadletter.policy import lift_budget
 from dedup import Retry
 from dedup.pipeline.attempts import IN_A_ROW, Brownout
+from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, flatten, ids, letters, orders
 from kit.places import PostgresPlace
 
@@ -88,6 +89,7 @@ def test_a_short_brownout_parks_nobody(bank: Bank) -> None:
     assert ids(bank.place.read("orders")) == [f"p0-{n}" for n in range(8)]
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_slow_events_side_by_side_are_parked_and_the_stream_goes_on(bank: Bank) -> None:
     """What runs out of time again, while others pass, is slow by itself."""
@@ -98,7 +100,7 @@ def test_slow_events_side_by_side_are_parked_and_the_stream_goes_on(bank: Bank) 
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("size", [20, 2], ids=["in one chunk", "over several batches"])
+@pytest.mark.parametrize("size", of_which(1, [20, 2]), ids=["in one chunk", "over several batches"])
 def test_a_brownout_that_lasts_is_an_outage(bank: Bank, size: int) -> None:
     """After so many events in a row nothing more is parked and the query stops; once it is over, it goes on."""
     bank.hold(range(20))
@@ -113,6 +115,7 @@ def test_a_brownout_that_lasts_is_an_outage(bank: Bank, size: int) -> None:
     assert len(letters(bank.place.store())) == parked
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_events_that_are_known_to_be_slow_are_parked_where_a_person_says_so(bank: Bank) -> None:
     """`dedup budget lift` admits them, and so does budget=None."""

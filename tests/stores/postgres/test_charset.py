@@ -132,6 +132,7 @@ def test_people_find_and_change_letters_in_a_database_of_another_encoding(place:
     assert_proven(store, name)
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 @pytest.mark.parametrize("place", ["LATIN1"], indirect=True)
 def test_a_row_that_the_database_cannot_hold_is_the_fault_of_its_event(place: PostgresPlace) -> None:

@@ -193,6 +193,7 @@ def own_server() -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.full
 @pytest.mark.postgres
 def test_a_server_that_restarts_between_two_chunks_is_not_noticed(own_server: Server) -> None:
     """Idle connections are replaced when they are needed, after a crash of the server, too; committed work is there."""

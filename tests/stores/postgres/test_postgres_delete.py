@@ -80,6 +80,7 @@ def test_no_row_names_a_deleted_consumer(place: PostgresPlace) -> None:
     assert_proven(place.store(), "other")
 
 
+@pytest.mark.full
 def test_reservations_stay_until_they_are_purged(place: PostgresPlace) -> None:
     """They count for nobody, `verify` knows of them, and the deleted consumer holds up no purge."""
     used(place)

@@ -16,6 +16,7 @@ from deadletter.selection import Selection
 from deadletter.store import Park
 from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
+from fixtures.variants import of_which
 from kit.pg_help import FAILED_AT, epoch, finish, history_of, keys, letter, letters_of, rows
 from kit.pg_run import run
 
@@ -112,7 +113,7 @@ REFUSED = ("begin", "cursor's connection", "execute's connection")
 """Refused before it can do anything: whoever swallows that error has a good transaction."""
 
 
-@pytest.mark.parametrize("doing", ["let through", "swallowed", "blamed"])
+@pytest.mark.parametrize("doing", of_which(2, ["let through", "swallowed", "blamed"]))
 def test_whatever_a_handler_ends_its_transaction_with_nothing_of_the_batch_is_true(store: PostgresStore, postgres: str, doing: str) -> None:
     """However COMMIT or ROLLBACK gets to the server, and whatever the handler does with the error: no reservation, row or decision."""
     number = epoch(store)
@@ -207,7 +208,7 @@ def shown(tx: Any) -> Any:
     return tx._connection.execute("select " + ", ".join(f"nullif(current_setting('{name}', true), '')" for name in SETTINGS)).fetchone()
 
 
-@pytest.mark.parametrize("fast", [True, False], ids=["binary", "text"])
+@pytest.mark.parametrize("fast", [pytest.param(True, marks=pytest.mark.full), False], ids=["binary", "text"])
 def test_no_setting_of_a_handler_changes_what_is_written_after_it(store: PostgresStore, postgres: str, fast: bool) -> None:
     """Each by itself, for the transaction and the session, and all of them together: same rows and letters, in this batch and the next."""
     columns = "t text, at timestamptz, on_ date, took interval, x float8, raw bytea, many text[], j jsonb, fixed char(3), n numeric"
@@ -243,7 +244,7 @@ def test_no_setting_of_a_handler_changes_what_is_written_after_it(store: Postgre
     assert run(postgres, "select sum(letters) from dedup.letter_count") == [(2 * len(ways),)], "triggers ran"
 
 
-@pytest.mark.parametrize("scope", ["local", "session"])
+@pytest.mark.parametrize("scope", of_which(1, ["local", "session"]))
 def test_rows_are_written_as_by_the_handlers_own_statements(store: PostgresStore, postgres: str, scope: str) -> None:
     """The path, the role and settings that a default reads hold for tx.write and tx.merge, and not for our own tables."""
     run(postgres, "create schema tenant; grant usage on schema tenant to pg_monitor")

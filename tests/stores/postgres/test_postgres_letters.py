@@ -55,6 +55,7 @@ class TestLocking:
         with store.begin_letters("shop") as tx:
             assert tx.lock(ids).num_rows == 6
 
+    @pytest.mark.full
     def test_many_at_once_do_each_letter_once(self, store: PostgresStore, postgres: str) -> None:
         """Four who lock whatever is open: every letter is changed by exactly one of them."""
         ids = park(store, [letter(n) for n in range(200)])
@@ -321,6 +322,7 @@ def sequenced(store: Store, bad: Callable[[str], bool]) -> Any:
     return made
 
 
+@pytest.mark.full
 @pytest.mark.timeout(60)
 def test_a_letter_that_cannot_be_run_yet_keeps_nobody_waiting(postgres: str) -> None:
     """It is selected, and waits behind another one: while the handler runs for others, that one can be given up, and the stream goes on."""

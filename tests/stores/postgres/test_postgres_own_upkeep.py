@@ -20,6 +20,7 @@ import pytest
 from dedup import Consumer
 from dedup.postgres import PostgresStore
 from dedup.signals.standing import look
+from fixtures.variants import of_which
 from kit.aged import ADVISORY, MONTH, age, deliver, now, turned
 from kit.clock import showing
 from kit.orders import batch, consumer, event, ids, write_orders
@@ -103,7 +104,7 @@ def test_a_consumer_that_is_deleted_holds_nothing_up(aged: PostgresPlace) -> Non
     assert run(aged.url, "select count(*) from dedup.consumer_retention") == [(0,)]
 
 
-@pytest.mark.parametrize("style", ["postgres_verbose", "sql_standard", "iso_8601"])
+@pytest.mark.parametrize("style", of_which(1, ["sql_standard", "postgres_verbose", "iso_8601"]))
 def test_a_database_may_write_intervals_in_any_style(aged: PostgresPlace, style: str) -> None:
     """How long reservations are kept is told, and purged by, whatever IntervalStyle the database or the role has set."""
     run(aged.url, f"do $$ begin execute format('alter database %I set intervalstyle = {style}', current_database()); end $$")
@@ -162,7 +163,7 @@ def by_command(place: PostgresPlace, retention: dt.timedelta) -> None:
     PostgresStore(place.url).upkeep(retention)
 
 
-@pytest.mark.parametrize("act", [by_itself, by_command])
+@pytest.mark.parametrize("act", of_which(1, [by_itself, by_command]))
 def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace, act: Callable[..., None]) -> None:
     """Also where transactions are serializable by default: a packing with an older snapshot would miss keys that were freed meanwhile."""
     deliver(aged, 1, "b", retention=MONTH)
@@ -224,6 +225,7 @@ def test_no_batch_waits_while_a_portion_waits(aged: PostgresPlace) -> None:
     assert run(aged.url, PURGED) == [(1,)]
 
 
+@pytest.mark.full
 def test_a_handler_that_is_slow_holds_up_no_purge(aged: PostgresPlace) -> None:
     """While a batch is open, the turn that began before it purges; the batch commits."""
     made, gate = consumer(aged.store(), **OWN), threading.Event()
@@ -246,6 +248,7 @@ def test_a_handler_that_is_slow_holds_up_no_purge(aged: PostgresPlace) -> None:
     turned(made)
 
 
+@pytest.mark.full
 def test_a_role_that_may_not_purge_is_told_what_to_do(
     aged: PostgresPlace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

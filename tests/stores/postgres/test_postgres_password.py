@@ -115,6 +115,7 @@ class Watching(Tasks):
         return self.sent[-1]
 
 
+@pytest.mark.full
 def test_what_is_sent_to_tasks_has_no_password(asking: Server, dsn: str, vault: Vault) -> None:
     """A batch in tasks commits, and no closure that was sent holds the password; that of a DSN is in it."""
     change(asking, vault, "SECRET-17")

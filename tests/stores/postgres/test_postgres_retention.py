@@ -22,6 +22,7 @@ from deadletter.store import Note, Park
 from dedup.postgres import PostgresStore
 from dedup.reprocessing.letters import reprocess
 from dedup.verify import verify
+from fixtures.variants import of_which
 from kit.orders import batch, consumer, event
 from kit.pg_help import ORDERS, WAITING, chunk, epoch, finish, holder, keys, purge_all, record
 from kit.pg_proxy import until
@@ -91,7 +92,7 @@ def test_two_batches_around_a_rotation_cannot_reserve_one_key_twice(store: Postg
     assert store.problems("other") == []
 
 
-@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("commits", of_which(1, [True, False]))
 def test_a_batch_that_writes_both_tables_meets_those_that_write_the_new_one(store: PostgresStore, postgres: str, commits: bool) -> None:
     """The old table is closed while it is open: in the new one the two meet, and one of them has the keys."""
     number, other, third = epoch(store), epoch(store, "other"), epoch(store, "third")
@@ -129,6 +130,7 @@ def test_a_purge_drops_old_tables_only_and_says_so_in_the_floors(store: Postgres
     assert purge_all(store) == 0
 
 
+@pytest.mark.full
 def test_a_purge_after_an_accepted_restore_says_so_in_the_floors_too(store: PostgresStore) -> None:
     """Records since the last reset count, of whatever generation: else a replay takes the purged keys for another topic's events."""
     number = epoch(store)
@@ -167,6 +169,7 @@ def test_merged_records_keep_the_counts_and_what_was_seen_exactly(store: Postgre
         assert tx.seen({ORDERS: (8, 21)}) == {ORDERS: Ranges.of((Range(8, 9), Range(12, 13), Range(20, 21)))}
 
 
+@pytest.mark.full
 def test_verify_beside_a_purge_contradicts_nothing(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that were read come once more, merged into a newer one: what that seems to contradict is looked at again."""
     monkeypatch.setattr("dedup.verify.PAGE", 3)
@@ -231,6 +234,7 @@ def test_a_purge_never_frees_a_key_that_a_letter_holds(store: PostgresStore, pos
     assert store.problems("shop") == []
 
 
+@pytest.mark.full
 def test_a_letter_reprocessed_after_a_purge_keeps_its_key_decided(store: PostgresStore, postgres: str) -> None:
     """The letter held the key when its reservation was dropped; afterwards only a reservation can say that it is decided."""
     run(postgres, "create table orders (id text, amount bigint)")
@@ -267,6 +271,7 @@ def test_a_purge_waits_for_no_batch_and_drops_no_table_that_one_may_ask(
     assert store.problems("shop") == []
 
 
+@pytest.mark.full
 def test_whoever_counts_reservations_delays_a_drop_and_nothing_else(store: PostgresStore, postgres: str) -> None:
     """`verify` reads all tables for as long as it takes: the drop tries again, and batches do not queue behind it."""
     number = epoch(store)

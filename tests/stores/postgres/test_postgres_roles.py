@@ -22,6 +22,7 @@ from checkpoint.errors import StoreError
 from checkpoint.postgres.sql import roles_sql
 from deadletter.store import Commit, Free
 from dedup import DeadLetters, PostgresStore
+from fixtures.variants import of_which
 from kit import pg_server
 from kit.aged import MONTH, months_later, now, turned
 from kit.least import LOGINS, LeastPlace, logging_in
@@ -128,7 +129,7 @@ UPKEEP: dict[str, Callable[[PostgresStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", UPKEEP)
+@pytest.mark.parametrize("what", of_which(1, UPKEEP))
 def test_only_who_operates_consumers_works_on_tables_of_reservations(place: LeastPlace, what: str) -> None:
     """Who runs consumers is refused, with the name of the role that is missing, and nothing has changed; who operates them may."""
     consumer(place.store())(batch(*orders(range(5))), 0)
@@ -145,6 +146,7 @@ def test_only_who_operates_consumers_works_on_tables_of_reservations(place: Leas
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_the_command_of_the_upkeep_names_the_role_that_it_needs(place: LeastPlace, dedup: Any) -> None:
     """Who runs consumers may ask what would be done; the upkeep itself is refused, and done for who operates them."""
     consumer(place.store())(batch(*orders(range(5))), 0)
@@ -155,6 +157,7 @@ def test_the_command_of_the_upkeep_names_the_role_that_it_needs(place: LeastPlac
     assert dedup("upkeep --retention 30d --yes", place)[0] == 0
 
 
+@pytest.mark.full
 def test_only_who_operates_consumers_frees_the_key_of_a_letter(place: LeastPlace, dedup: Any) -> None:
     """A letter is discarded by who runs consumers; its key stays reserved until who operates them releases it."""
     failing(place.store())
@@ -245,6 +248,7 @@ def test_who_operates_packs_and_frees_and_who_runs_finds(place: LeastPlace) -> N
             run(make_conninfo(place.super, user=LOGINS[user]), statement)
 
 
+@pytest.mark.full
 def test_only_who_operates_consumers_deletes_one(place: LeastPlace) -> None:
     """The role that runs them is refused by the server, and nothing has changed; who operates them deletes one and can do all else, too."""
     consumer(place.store())(batch(*orders(range(3))), 0)

@@ -158,6 +158,7 @@ PARK_ONE = """
 """
 
 
+@pytest.mark.full
 def test_counts_stay_few_and_right_with_many_writers(store: PostgresStore, postgres: str) -> None:
     """Beside a transaction that stays open, four who park a letter at a time, some rolled back: nobody waits, and rows do not pile up."""
 
@@ -204,6 +205,7 @@ def plans(postgres_server: str) -> Iterator[str]:
     run(postgres_server, f"drop database {name} with (force)")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "selection",
     [
@@ -253,6 +255,7 @@ def buffers(plan: str) -> int:
     return sum(int(part.split("=")[1]) for part in line.split() if part.startswith(("hit=", "read=")))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "view",
     [

@@ -122,7 +122,7 @@ LIBRARY: dict[str, Callable[[PostgresStore], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", of_which(3, LIBRARY))
+@pytest.mark.parametrize("what", of_which(1, LIBRARY))
 def test_another_login_is_refused_with_what_to_run(place: ApartPlace, what: str) -> None:
     """The error names the consumer, the login and the statement that would assign it; the consumer goes on as if nobody had tried."""
     run_shop = failing(place.store())
@@ -136,6 +136,7 @@ def test_another_login_is_refused_with_what_to_run(place: ApartPlace, what: str)
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_command_of_another_login_is_refused(place: ApartPlace, dedup: Any) -> None:
     """The exit code and the sentence of a refusal."""
     failing(place.store())
@@ -146,6 +147,7 @@ def test_a_command_of_another_login_is_refused(place: ApartPlace, dedup: Any) ->
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_a_handler_cannot_write_for_another_consumer(place: ApartPlace) -> None:
     """Its own SQL is refused, the batch is undone, and no event is blamed for it."""
     failing(place.store())
@@ -247,6 +249,7 @@ def test_a_replay_may_leave_its_row_and_nobody_may_change_it(place: ApartPlace) 
         run(place.other, "update dedup.letter_history set reserved = 9")
 
 
+@pytest.mark.full
 def test_reservations_are_not_kept_apart(place: ApartPlace) -> None:
     """What the manual says is not separated: any login that runs consumers can reserve any key."""
     consumer(place.store())(batch(*orders(range(2))), 0)

@@ -18,6 +18,7 @@ from deadletter.selection import Selection
 from dedup import DeadLetters, reprocess
 from dedup.postgres import PostgresStore
 from dedup.urls import mask_secrets
+from fixtures.variants import of_which
 from kit.orders import batch, consumer, event
 from kit.pg_help import epoch, finish, rows
 from kit.pg_run import run
@@ -37,13 +38,16 @@ def session_of(store: PostgresStore, number: int) -> Any:
 
 @pytest.mark.parametrize(
     "statement",
-    [
-        "set search_path to other",
-        "create temp table sink (a int)",
-        "set role pg_read_all_data",
-        "set statement_timeout = '1min'",
-        "set datestyle = 'German'",
-    ],
+    of_which(
+        2,
+        [
+            "set search_path to other",
+            "create temp table sink (a int)",
+            "set role pg_read_all_data",
+            "set statement_timeout = '1min'",
+            "set datestyle = 'German'",
+        ],
+    ),
 )
 def test_what_a_handler_did_to_the_session_ends_with_its_batch(store: PostgresStore, postgres: str, statement: str) -> None:
     """A search_path, temporary table, role or timeout of one batch can neither redirect rows of later ones nor stop them."""
@@ -137,7 +141,7 @@ def test_copies_and_streams_run_inside_the_transaction(store: PostgresStore, pos
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("size", [3, 200_000])
+@pytest.mark.parametrize("size", of_which(1, [3, 200_000]))
 def test_a_stream_that_a_handler_has_left_ends_with_its_attempt(store: PostgresStore, postgres: str, size: int) -> None:
     """Its query keeps the connection to itself: what a failed handler has written is undone all the same, and the batch goes on."""
     number, kept = epoch(store), list[Any]()
@@ -232,6 +236,7 @@ def test_a_database_with_dates_of_its_own_style_is_read_all_the_same(store: Post
     assert store.batches("shop").num_rows == 2 and store.letters(Selection()).num_rows == 0
 
 
+@pytest.mark.full
 def test_a_database_with_texts_of_the_older_style_keeps_bytes_as_they_are(store: PostgresStore, postgres: str) -> None:
     """With standard_conforming_strings off in the database, a sink, a handler's own statement and an edited letter hold the exact bytes."""
     run(postgres, "do $$ begin execute format('alter database %I set standard_conforming_strings = off', current_database()); end $$")

@@ -130,6 +130,7 @@ def test_values_arrive_as_they_were_given(connection: Connection, kind: str, val
     assert got == wanted if wanted is not None else list(map(str, got)) == ["10.0.0.1", "None"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "values", "wanted"), GOOD, ids=[f"{k}-{v.type}" for k, v, _ in GOOD])
 def test_both_encoders_write_the_same_rows(connection: Connection, kind: str, values: pa.Array, wanted: Any) -> None:
     """pgpq's binary COPY and psycopg's text COPY are told apart by speed only."""

@@ -93,7 +93,7 @@ def test_tasks_use_stored_filters_in_a_quarter_of_the_memory(store: PostgresStor
     tasks.close()
 
 
-@pytest.mark.parametrize("memory", of_which(2, [1_000, 10**6, 100, 2_000, 8_000]))
+@pytest.mark.parametrize("memory", of_which(1, [1_000, 10**6, 100, 2_000, 8_000]))
 def test_filters_fit_into_the_memory_and_miss_no_key(store: PostgresStore, memory: int) -> None:
     """They are halved until they fit: then more keys are looked up, and all known ones are found."""
     small = PostgresStore(store.dsn, filter_memory=memory)
@@ -103,6 +103,7 @@ def test_filters_fit_into_the_memory_and_miss_no_key(store: PostgresStore, memor
     small.close()
 
 
+@pytest.mark.full
 def test_filters_that_are_loaded_make_room_for_others(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """With each packed table the loaded ones are halved further, and nothing is read twice; a purged one is forgotten."""
     small = PostgresStore(store.dsn, filter_memory=9_000)
@@ -124,6 +125,7 @@ def test_filters_that_are_loaded_make_room_for_others(store: PostgresStore, monk
     small.close()
 
 
+@pytest.mark.full
 def test_a_small_transaction_loads_no_filter_until_that_is_worth_it(postgres: str, asked: list[dict[int, int]]) -> None:
     """Few keys are looked up as they are, in one more round trip at first; once they have been many, filters are loaded for them, too."""
     with_packed(PostgresStore(postgres))
@@ -156,6 +158,7 @@ def test_a_key_in_two_tables_is_known_once(store: PostgresStore, postgres: str) 
     assert sorted(known["key"].to_pylist()) == sorted(keys([*range(20_000, 20_010), "held"])["key"].to_pylist())
 
 
+@pytest.mark.full
 def test_keys_that_letters_hold_are_found_after_the_purge(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that takes its key back when its table is packed holds it alone once that is purged: its duplicate is one all the same."""
     monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
@@ -179,7 +182,7 @@ def test_keys_that_letters_hold_are_found_after_the_purge(store: PostgresStore, 
         assert tx.reserve(z).num_rows == 1
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", of_which(1, [False, True]))
 def test_a_key_that_a_letter_takes_while_its_table_is_purged_is_found(postgres: str, monkeypatch: pytest.MonkeyPatch, packed: bool) -> None:
     """A letter that is edited back finds its key reserved; a purge and a reading come before its commit: the key is known afterwards."""
     monkeypatch.setattr(key_filter, "FEW", 0)
@@ -233,13 +236,16 @@ def test_a_table_whose_filter_is_gone_is_asked(store: PostgresStore, monkeypatch
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        "update dedup.reservation_filter set kind = 'of a later version' where generation = 2",
-        "delete from dedup.reservation_filter_part where generation = 2",
-        "update dedup.reservation_filter_part set words = substring(words for 16) where generation = 2 and part = 1",
-        "update dedup.reservation_filter set words = words / 2 where generation = 2",
-        "update dedup.reservation_filter set made = gen_random_uuid() where generation = 2",
-    ],
+    of_which(
+        3,
+        [
+            "update dedup.reservation_filter set kind = 'of a later version' where generation = 2",
+            "delete from dedup.reservation_filter_part where generation = 2",
+            "update dedup.reservation_filter set made = gen_random_uuid() where generation = 2",
+            "update dedup.reservation_filter_part set words = substring(words for 16) where generation = 2 and part = 1",
+            "update dedup.reservation_filter set words = words / 2 where generation = 2",
+        ],
+    ),
 )
 def test_a_filter_that_cannot_be_used_is_not(
     store: PostgresStore, damage: str, caplog: pytest.LogCaptureFixture, asked: list[dict[int, int]]
@@ -281,7 +287,7 @@ def test_a_packing_that_died_before_its_filter_makes_it_later(postgres: str, mon
     store.close()
 
 
-@pytest.mark.parametrize("obstacle", ["set statement_timeout = 1", "lock table dedup.reservation_filter_part"])
+@pytest.mark.parametrize("obstacle", of_which(1, ["set statement_timeout = 1", "lock table dedup.reservation_filter_part"]))
 def test_a_batch_does_without_filters_that_cannot_be_loaded(store: PostgresStore, monkeypatch: pytest.MonkeyPatch, obstacle: str) -> None:
     """A time-out of the role, or a lock on the table: the batch asks the tables, and later ones try again, less and less often."""
     load, tries = stored_filter.StoredFilters.load, list[int]()

@@ -81,6 +81,7 @@ def take(store: PostgresStore, who: Holder | None = None, **options: Any) -> tup
     return head.epoch, told
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_a_killed_process_is_taken_over_at_once(store: PostgresStore, instance: Instance) -> None:
     """Its session has ended or its process is gone: nobody waits the time-out, and its open transaction is undone."""
@@ -101,6 +102,7 @@ def test_a_dead_process_on_this_host_is_taken_over_at_once_though_its_session_li
     assert take(PostgresStore(postgres)) == (2, [])
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_a_stopped_process_is_taken_over_after_the_time_out_and_can_never_commit(store: PostgresStore, instance: Instance) -> None:
     """SIGSTOP keeps the locks: its session is ended. Continued, the old instance learns that it was fenced."""
@@ -129,6 +131,7 @@ def test_the_old_instances_next_statement_says_that_it_was_fenced(store: Postgre
     assert store.head("shop").seq == 0
 
 
+@pytest.mark.full
 def test_a_handlers_lost_session_is_fenced_too(postgres: str) -> None:
     """The handler's own statement meets the ended session first: the pipeline still learns of the takeover."""
     old = PostgresStore(postgres)
@@ -197,6 +200,7 @@ def test_a_reconnected_instance_is_looked_for_in_its_new_session(store: Postgres
     assert told
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_two_processes_want_the_same_keys_and_the_first_one_dies(store: PostgresStore, postgres: str, tmp_path: Path) -> None:
     """The second reserver waits for the first one's end and wins every key."""
@@ -238,6 +242,7 @@ print(known)
 """
 
 
+@pytest.mark.full
 def test_a_claim_that_a_stranger_blocks_says_so(store: PostgresStore, postgres: str) -> None:
     """Whoever locks the row of a partition and is on no record is not waited for for ever: the error says where to look."""
     store.migrate()

@@ -84,6 +84,7 @@ def test_a_transient_error_is_tried_again_and_parks_nothing(base: PostgresPlace,
     assert letters(base.store()) == []
 
 
+@pytest.mark.full
 def test_a_systemic_error_parks_nothing(base: PostgresPlace) -> None:
     """An error that its class calls everybody's fault ends the try; nothing of its transaction is there, and the batch passes later."""
     made, away = bare(base.store(), errors=[(Moody, SYSTEMIC)], max_events_per_transaction=2), [True]
@@ -165,7 +166,7 @@ class Rude(Exception):
         super().__init__(said)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, lambda said: Rude(said=said)], ids=["its cause tells", "cannot travel"])
+@pytest.mark.parametrize("error", of_which(1, [RuntimeError, lambda said: Rude(said=said)]), ids=["its cause tells", "cannot travel"])
 def test_an_outage_of_a_service_is_waited_out(base: PostgresPlace, tmp_path: Path, error: Callable[[str], Exception]) -> None:
     """An error whose cause says that nobody answers is everybody's fault in a task, too: the driver tries the batch again."""
     made = bare(base.store(), max_outage=60.0, retry=Retry(attempts=1))
@@ -182,6 +183,7 @@ def test_an_outage_of_a_service_is_waited_out(base: PostgresPlace, tmp_path: Pat
     assert_proven(base.store())
 
 
+@pytest.mark.full
 def test_events_of_arrow_tables_are_found_by_halves(base: PostgresPlace) -> None:
     """Two bad events of a slice are parked alone, whichever way the table raises; all others are written once."""
     made = bare(base.store())
@@ -251,6 +253,7 @@ def test_a_driver_that_was_taken_over_does_not_end_the_batch_for_the_other_one(b
     assert (now.epoch, now.query_id, now.batch_id) == (newer.epoch, mine.query_id, mine.batch_id)
 
 
+@pytest.mark.full
 def test_replay_does_not_repeat_statements_of_the_handler(base: PostgresPlace) -> None:
     """Nobody can tell what tx.connection would do a second time: refused, nothing changes; doubled where a person asks for it."""
     made = bare(base.store())
@@ -289,6 +292,7 @@ def test_replay_tells_where_a_purge_has_forgotten_what_were_duplicates(base: Pos
 RUNNERS = json.dumps({"span": [0, 3], "marker": None})
 
 
+@pytest.mark.full
 def test_what_a_runner_was_trying_does_not_stop_slices(base: PostgresPlace) -> None:
     """A runner was killed, and a query goes on with its partitions: its note is none of ours."""
     made = bare(base.store())

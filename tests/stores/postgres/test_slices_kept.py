@@ -11,6 +11,7 @@ import pytest
 from checkpoint.errors import PositionGap, StoreUnavailable
 from dedup.decode.prepare import Prepare
 from dedup.spark import keeping
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.local_tasks import Tasks, run_in
 from kit.orders import assert_proven, batch, event, ids, letters, orders
@@ -46,7 +47,7 @@ def tasks(rows: pa.Table, keeps: bool) -> Tasks:
     return NoShuffle(rows) if keeps else Tasks(rows, keeps=False)
 
 
-@EITHER
+@pytest.mark.parametrize("keeps", of_which(1, [True, False]), ids=["kept", "shuffled"])
 def test_every_outcome_is_the_same_however_rows_come(base: PostgresPlace, keeps: bool) -> None:
     """New, repeated, failing, keyless and undecodable events of two partitions, chunk by chunk; letters say keys and bodies in full."""
     made, calls = bare(base.store(), max_events_per_transaction=5, sequence_key="data.id"), base.store().batches

@@ -20,7 +20,7 @@ from kit.redacting import OLD, SECRET, said
 pytestmark = pytest.mark.postgres
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
+@pytest.mark.parametrize("keeps", [True, pytest.param(False, marks=pytest.mark.full)], ids=["kept", "shuffled"])
 def test_letters_of_all_slices_are_told_together(postgres: str, keeps: bool) -> None:
     """Two partitions with one cause are one group; each letter is a message; a batch of which a slice fails has told of the others."""
     place, told = PostgresPlace(postgres), list[ParkedGroup]()
@@ -44,6 +44,7 @@ def test_letters_of_all_slices_are_told_together(postgres: str, keeps: bool) -> 
     assert [group.letters for group in told] == [5, 1] and states(place) == {"WAITING": 6}
 
 
+@pytest.mark.full
 def test_letters_of_a_batch_with_a_gap_are_told(postgres: str) -> None:
     """A slice commits its letters before the slice of another partition finds a gap, which stops the batch: nobody parks them again."""
     place, told = PostgresPlace(postgres), list[ParkedGroup]()
@@ -64,7 +65,7 @@ def test_letters_of_a_batch_with_a_gap_are_told(postgres: str) -> None:
     assert [(group.kind, group.letters) for group in told] == [("HANDLER_ERROR", 1)]
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "shuffled"])
+@pytest.mark.parametrize("keeps", [pytest.param(True, marks=pytest.mark.full), False], ids=["kept", "shuffled"])
 def test_letters_of_tasks_are_sealed_in_the_tasks(postgres: str, keeps: bool) -> None:
     """What seals them travels there; no table names the person, and the letters are run on the driver."""
     place = PostgresPlace(postgres)

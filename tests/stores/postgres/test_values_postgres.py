@@ -15,6 +15,7 @@ import pytest
 from checkpoint.errors import SinkMismatch, StoreError
 from contract.test_values import create, read
 from dedup.pipeline.handlers import Event
+from fixtures.variants import of_which
 from kit.foreach_kit import bare
 from kit.orders import batch, letters, orders
 from kit.places import PostgresPlace
@@ -233,7 +234,7 @@ TABLES_FAULT = {
 """What is wrong with the table -> statements that make it so."""
 
 
-@pytest.mark.parametrize("fault", TABLES_FAULT)
+@pytest.mark.parametrize("fault", of_which(1, TABLES_FAULT))
 def test_what_is_wrong_with_the_table_parks_nothing(postgres: str, fault: str) -> None:
     """An error that no text is the cause of stops the stream, whatever it says while a text is read, and whatever class it is of."""
     place = PostgresPlace(postgres)
@@ -250,6 +251,7 @@ def test_what_is_wrong_with_the_table_parks_nothing(postgres: str, fault: str) -
     assert letters(place.store()) == []
 
 
+@pytest.mark.full
 def test_an_error_that_says_the_words_of_another_blames_no_innocent(postgres: str) -> None:
     """Texts of events are in errors: one that looks like the server's words about another row does not park that one."""
     place = PostgresPlace(postgres)
@@ -278,6 +280,7 @@ def test_an_error_that_says_the_words_of_another_blames_no_innocent(postgres: st
     assert [letter["sequence_number"] for letter in letters(place.store())] == [1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_a_handler_of_batches_is_searched_for_texts_that_the_server_cannot_read(postgres: str) -> None:
     """Dicts and Arrow tables of many events: whatever class the error is of, the bad text's event is found, and the others are kept."""
     place = contrib(postgres)
