@@ -14,7 +14,7 @@ import contextlib
 import datetime as dt
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -445,6 +445,20 @@ class ConsumerState:
         return self._look([] if self.table is None else self.ledger.files(self.table))
 
 
+@dataclass(frozen=True)
+class _ShownDecisions:
+    """What a look at a table has shown of one generation of a consumer. Looks are equal where it shows the same, in whatever version."""
+
+    uri: str
+    last: int | None
+    """The last decision that is published as a whole."""
+    part: int | None
+    """The last one that is published in part."""
+    later: bool
+    """Whether there are decisions of the next generation."""
+    version: int = field(compare=False)
+
+
 class Agreement:
     """Compares the tables with the ledger, as far as this process has looked. It looks again at a table that others committed to."""
 
@@ -490,15 +504,28 @@ class Agreement:
         seen = self._seen.get(name)
         if seen is not None and seen[0] is table and seen[1] == table.version():
             return
-        whole = seen is None or seen[0] is not table
-        if self._unknown(name, table, whole=whole) is not None:
-            self._state.catch_up()  # perhaps somebody else has decided since the last look
-            self._state.require_undamaged()
-            table = self._state.sinks.table(table.table_uri) or table  # what was learned of its publications may be newer than the look
-            if (told := self._unknown(name, table, whole=whole)) is not None:
-                raise StoreRestored(self._state.advice(told))
+        table, version = self._known_to_the_ledger(name, table, whole=seen is None or seen[0] is not table)
         self._require_published(name, table)
-        self.took(name, table, table.version())
+        self.took(name, table, version)
+
+    def _known_to_the_ledger(self, name: str, table: DeltaTable, *, whole: bool) -> tuple[DeltaTable, int]:
+        """The table now, and a version of it that the ledger is found to know. Raises StoreRestored.
+
+        Others decide and publish all the time. What a look at a table has shown is in a ledger that is read after it, and not always in one
+        that was read before. What the ledger then says of the table's publications is in a look that follows, and not always in this one.
+        """
+        shown = self._look(name, table, whole=whole)
+        while self._unknown(name, shown) is not None:
+            self._state.catch_up()
+            self._state.require_undamaged()
+            told = self._unknown(name, shown)
+            table = self._state.sinks.table(shown.uri) or table
+            if told is None:
+                break
+            before, shown = shown, self._look(name, table, whole=whole)
+            if shown == before:
+                raise StoreRestored(self._state.advice(told))
+        return table, shown.version
 
     def meets(self, generation: int, *, reachable: bool = False) -> bool:
         """Whether a table that the ledger knows shows decisions of this generation. Raises StoreUnavailable.
@@ -522,23 +549,23 @@ class Agreement:
         waiting = {entry.name: state.place_of(entry, seq) for seq in sorted(state.pending) for entry in state.decided[seq].sinks}
         return {**waiting, **{name: mark.uri for name, mark in state.marks.items()}, **state.own_tables()}
 
-    def _unknown(self, name: str, table: DeltaTable, *, whole: bool) -> str | None:
-        """What the table shows and the ledger does not know.
-
-        Args:
-            whole: look also for decisions that were published in part, and for a later generation.
-        """
+    def _look(self, name: str, table: DeltaTable, *, whole: bool) -> _ShownDecisions:
+        """What it shows now; `whole` also of decisions that were published in part, and of a later generation."""
         state, generation = self._state, self._state.header.head.generation
-        shown = tables.transaction_of(table, state.app(generation, name))
-        if shown is not None and not self._agrees(name, shown):
-            return self._told(name, table, tables.seq_of(shown))
-        if not whole:
-            return None
-        part = tables.transaction_of(table, f"{state.app(generation, name)}/parts")
-        if part is not None and not self._has_part(part):
-            return self._told(name, table, tables.seq_of_part(part))
-        if tables.transaction_of(table, state.app(generation + 1, name)) is not None:
-            return f"is of generation {generation}, and the table {name!r} at {table.table_uri} shows decisions of a later one"
+        app = state.app(generation, name)
+        part = tables.transaction_of(table, f"{app}/parts") if whole else None
+        later = whole and tables.transaction_of(table, state.app(generation + 1, name)) is not None
+        return _ShownDecisions(str(table.table_uri), tables.transaction_of(table, app), part, later, table.version())
+
+    def _unknown(self, name: str, shown: _ShownDecisions) -> str | None:
+        """What a table showed and the ledger does not know."""
+        if shown.last is not None and not self._agrees(name, shown.last):
+            return self._told(name, shown.uri, tables.seq_of(shown.last))
+        if shown.part is not None and not self._has_part(shown.part):
+            return self._told(name, shown.uri, tables.seq_of_part(shown.part))
+        if shown.later:
+            generation = self._state.header.head.generation
+            return f"is of generation {generation}, and the table {name!r} at {shown.uri} shows decisions of a later one"
         return None
 
     def _agrees(self, name: str, shown: int) -> bool:
@@ -552,10 +579,10 @@ class Agreement:
         decided = self._state.header_at(tables.seq_of_part(part))
         return decided is not None and tables.same_decision(part, decided.seq, decided.attempt)
 
-    def _told(self, name: str, table: DeltaTable, seq: int) -> str:
+    def _told(self, name: str, uri: str, seq: int) -> str:
         last = self._state.header.seq
         what = f"has {last} decisions" if seq > last else f"has another decision {seq}"
-        return f"{what}, and the table {name!r} at {table.table_uri} shows decision {seq}: the ledger was taken back to an older state"
+        return f"{what}, and the table {name!r} at {uri} shows decision {seq}: the ledger was taken back to an older state"
 
     def _require_published(self, name: str, table: DeltaTable) -> None:
         mark, consumer = self._state.marks.get(name), self._state.ledger.consumer

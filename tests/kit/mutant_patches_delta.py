@@ -238,9 +238,17 @@ DELTA = (
     Mutant(
         "a table that is ahead of the ledger is not told",
         "dedup/delta/state.py",
-        "if self._unknown(name, table, whole=whole) is not None:",
-        "if False:",
+        "while self._unknown(name, shown) is not None:",
+        "while False:",
         _BACK + "test_nothing_is_decided_on_a_state_that_was_copied_back",
+    ),
+    Mutant(
+        "a table that others publish to meanwhile is taken for one of a lost ledger",
+        "dedup/delta/state.py",
+        "            if told is None:\n                break\n            before, shown = shown, self._look(name, table, whole=whole)\n",
+        "            before = shown = self._look(name, table, whole=whole)\n            if (told := self._unknown(name, shown)) is None:\n"
+        "                break\n",
+        "tests/stores/delta/test_delta_publication.py::test_what_others_publish_between_two_looks_is_no_restore",
     ),
     Mutant(
         "a table that lacks a known publication is not told",

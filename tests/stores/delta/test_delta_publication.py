@@ -22,7 +22,7 @@ from deadletter.store import Commit
 from dedup.core.rows import ArrowRows
 from dedup.delta import verify
 from dedup.delta.commit import SinkPublisher
-from dedup.delta.state import Agreement
+from dedup.delta.state import Agreement, ConsumerState
 from kit import delta_kit as kit
 from kit.delta_kit import open_store, show
 
@@ -417,3 +417,32 @@ def test_a_look_beside_batches_takes_no_sink_for_an_older_one(folder: Path, monk
     beside(monkeypatch, lambda: decide(1))
     assert open_store(folder).problems(kit.NAME) == []
     assert met, "the look at the sink has met no decision that it did not know"
+
+
+def test_what_others_publish_between_two_looks_is_no_restore(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They decide and publish after the ledger was read and before the sink is looked at again: that is no ledger of an older time."""
+    store, undamaged = open_store(folder), ConsumerState.require_undamaged
+    number, keys = kit.epoch(store), itertools.count()
+
+    def decide() -> None:
+        key = next(keys)
+        kit.process(store, number, kit.events([key], key), key)
+
+    decide()
+    with open_store(folder)._states.caught_up(kit.NAME) as state:
+        left = [decide]
+
+        def meanwhile(self: ConsumerState) -> None:
+            undamaged(self)
+            if self is state and left:
+                left.pop()()
+
+        decide()
+        monkeypatch.setattr(ConsumerState, "require_undamaged", meanwhile)
+        sink = state.sinks.table(str(folder / "orders"))
+        assert sink is not None
+        state.require_in_step("orders", sink)
+        decide()
+        state.require_in_step("orders", sink)
+    assert not left, "nothing came between the two looks"
+    assert open_store(folder).problems(kit.NAME) == []
