@@ -1,9 +1,9 @@
-"""Events and consumers of the contract suite: orders as JSON, one row of the sink for each."""
+"""Events, consumers and handlers that fail, of the contract suite: orders as JSON, one row of the sink for each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -84,3 +84,34 @@ def assert_proven(store: Store, name: str = "shop") -> None:
     """The tables prove themselves."""
     report = verify(store, name)
     assert report.ok, report.contradictions
+
+
+class BadOrder(ValueError):
+    """What the handler raises."""
+
+
+def raising(bad: Callable[[str], bool], runs: list[int] | None = None) -> Callable[[pa.Table, Any], None]:
+    """A handler that raises for a batch with a bad id in it, and writes the others."""
+
+    def handler(rows: pa.Table, tx: Any) -> None:
+        if runs is not None:
+            runs.append(rows.num_rows)
+        flat = flatten(rows)
+        tx.write(flat, "orders")
+        wrong = [i for i in flat["id"].to_pylist() if bad(i)]
+        if wrong:
+            raise BadOrder(f"cannot book order {wrong[0]}")
+
+    return handler
+
+
+def recorded(*events: dict[str, Any]) -> Callable[..., pa.Table]:
+    """A log that has these events."""
+    whole = batch(*events)
+
+    def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
+        return whole.filter(
+            (pc.field("partition") == partition) & (pc.field("sequence_number") >= first) & (pc.field("sequence_number") <= last)
+        )
+
+    return read
