@@ -17,10 +17,11 @@ from dedup.postgres import PostgresStore
 from dedup.spark import keeping
 from fixtures.fix_places import of_stores
 from kit import child
+from kit.child_letters import Steps
 from kit.children import Child, Nursery
 from kit.local_tasks import JOBS
-from kit.orders import assert_proven, letters
-from kit.places import Place
+from kit.orders import assert_proven, consumer, letters
+from kit.places import SLOW, DeltaPlace, Place
 
 pytestmark = pytest.mark.crash
 
@@ -28,7 +29,11 @@ ON_DELTA = ("delta", "delta-spark", "delta-az", "delta-s3")
 STEPS = {"postgres": list(PostgresStore.steps), **{store: list(DeltaStore.steps) for store in ON_DELTA}}
 DECIDING = {"postgres": ["commit", "committed"], "delta": ["decide", "publish"]}
 """Store -> the steps right before and after its decision. tests/contract/test_end.py ends before all others, without a kill."""
-OTHERS = {store: [s for s in steps if s not in DECIDING.get(store, [])] for store, steps in STEPS.items()}
+SAME = frozenset({"redeliveries", "reserve", "record", "advance", "commit"})
+"""Steps of Delta that find what the step before them finds: who dies there dies the death of that one. Slow places leave them out."""
+OTHERS = {
+    store: [s for s in steps if s not in DECIDING.get(store, []) and (store not in SLOW or s not in SAME)] for store, steps in STEPS.items()
+}
 STOPPED = {"postgres": ["commit"], **{store: ["decide"] for store in ON_DELTA}}
 STOPPED_TOO = {
     store: [s for s in ("handler", "write", "record", "commit", "decide", "publish") if s in steps and s not in STOPPED[store]]
@@ -78,6 +83,21 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(
         assert code == -signal.SIGKILL, f"never reached {step} a {nth}. time: {errors}"
     spawn(place, nursery, tmp_path).finish()
     check(place)
+
+
+@pytest.mark.delta
+def test_steps_that_slow_places_leave_out_find_nothing_new(tmp_path: Path) -> None:
+    """A process that dies leaves what is written: nothing is, between such a step and the one before it, in any transaction."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    place.create_sink("audit")
+    seen = Steps(place, looks=True)
+    run = consumer(place.store(on_step=seen), query="q", max_events_per_transaction=child.MANY[1])
+    run._handler = None
+    run.foreach_batch(child.handle)
+    for number, (first, end) in enumerate(child.MANY[0]):
+        run(child.planned(first, end), number)
+    assert set(seen.names) >= SAME and seen.new().isdisjoint(SAME)
 
 
 IN_TASKS = {"delta": [JOBS[-1], "publish"], "postgres": [JOBS[-1]]}

@@ -13,7 +13,7 @@ import pytest
 from checkpoint.errors import ConfigError, Refused
 from crash.test_kill_letters import BROKEN, dies, effects, standing, steps_of, task_at
 from fixtures.fix_places import of_stores
-from kit.child_letters import do, orders_of, prepare_place, worth_dying
+from kit.child_letters import Steps, do, orders_of, prepare_place
 from kit.children import Nursery
 from kit.orders import assert_proven, batch, consumer, letters
 from kit.places import Place
@@ -43,8 +43,9 @@ def test_killed_anywhere_while_deleting(place: Place, nursery: Nursery, last: bo
     """Before the decision everything is there; after it nothing can be begun, until a second call has deleted the rest."""
     prepare_place(place)
     work(place, "other")
-    steps = steps_of_deletion(place)
-    chosen = [number for number in worth_dying(place, steps) if (steps[number - 1] not in steps[number:]) == last]
+    seen = steps_of_deletion(place)
+    steps = seen.names
+    chosen = [number for number in seen.to_die_before() if (steps[number - 1] not in steps[number:]) == last]
     if not chosen:
         pytest.skip("on a slow store only the last step of each name is tried")
     for number in chosen:
@@ -73,7 +74,7 @@ def work(place: Place, name: str) -> None:
         do(place.store(), task_at(place, **task, name=name))
 
 
-def steps_of_deletion(place: Place) -> list[str]:
+def steps_of_deletion(place: Place) -> Steps:
     """Of a consumer that has done as much as any other one here."""
     work(place, "shop0x")
     return steps_of(place, {**VICTIM, "name": "shop0x"})
@@ -106,7 +107,7 @@ def asleep(child: Any) -> None:
 
 def last_step(place: Place, step: str) -> int:
     """Which step of the stream has this name, the last time."""
-    seen = steps_of(place, {**STREAM, "name": "probe"})
+    seen = steps_of(place, {**STREAM, "name": "probe"}).names
     return len(seen) - seen[::-1].index(step)
 
 

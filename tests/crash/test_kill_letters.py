@@ -18,7 +18,7 @@ from deadletter.letter import ERASED
 from dedup.core.messages import Chosen
 from dedup.delta.storage import filesystem
 from fixtures.fix_places import of_stores
-from kit.child_letters import SEQUENCES, do, is_flaky, made, orders_of, prepare_place, worth_dying
+from kit.child_letters import SEQUENCES, Steps, do, is_flaky, made, orders_of, prepare_place
 from kit.children import Nursery
 from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, letters
@@ -120,14 +120,15 @@ def die_everywhere(
     check: Callable[[Place, str], None],
     chosen: Callable[[list[str], int], bool] = lambda steps, number: True,
 ) -> list[str]:
-    """Kill the victim right before its first step, its second one ... (`worth_dying`); after each death do it again, and check.
+    """Kill the victim right before its first step, its second one ... (`Steps`); after each death do it again, and check.
 
     Each time on a consumer of its own in a part of the place, made by the tasks `before`. Returns the names of all its steps, also of those
     that are not chosen to die before.
     """
     prepare_place(whole)
-    steps = steps_of(_part(whole, "shop", before), victim)
-    for number in [number for number in worth_dying(whole, steps) if chosen(steps, number)]:
+    seen = steps_of(_part(whole, "shop", before), victim)
+    steps = seen.names
+    for number in [number for number in seen.to_die_before() if chosen(steps, number)]:
         name = f"shop{number}x"
         place = _part(whole, name, before)
         dies(place, nursery, {**victim, "name": name}, number, steps[number - 1])
@@ -142,10 +143,10 @@ def die_everywhere(
     return steps
 
 
-def steps_of(place: Place, task: dict[str, Any]) -> list[str]:
-    """Do the task; returns the names of its steps."""
-    steps: list[str] = []
-    do(place.store(on_step=steps.append), task_at(place, **task))
+def steps_of(place: Place, task: dict[str, Any]) -> Steps:
+    """Do the task; returns its steps."""
+    steps = Steps(place)
+    do(place.store(on_step=steps), task_at(place, **task))
     return steps
 
 

@@ -19,7 +19,13 @@ import pyarrow.compute as pc
 from kit.local_tasks import Told, run_in
 from kit.orders import batch, consumer, event, flatten
 
-LENGTH, BATCH, PARTITIONS = 24, 6, 2
+LENGTH, PARTITIONS = 24, 2
+
+MANY = [(0, 6), (6, 12), (12, 18), (18, LENGTH)], 8
+"""The events of each batch, of every partition, and how many a transaction takes: two transactions a batch."""
+
+FEW = [(0, 4), (4, 16), (16, LENGTH)], 16
+"""The same for `kit.places.SLOW`: two transactions in one batch, and one in the others. Whoever died at the first goes on through three."""
 
 
 def log(partition: int) -> list[dict[str, Any]]:
@@ -34,9 +40,9 @@ def log(partition: int) -> list[dict[str, Any]]:
     return events
 
 
-def planned(batch_id: int) -> pa.Table:
-    """The events of one batch, empty behind the end."""
-    return batch(*[e for p in range(PARTITIONS) for e in log(p)[batch_id * BATCH : (batch_id + 1) * BATCH]])
+def planned(first: int, end: int) -> pa.Table:
+    """The events of one batch."""
+    return batch(*[e for p in range(PARTITIONS) for e in log(p)[first:end]])
 
 
 def handle(rows: pa.Table, tx: Any) -> None:
@@ -52,7 +58,7 @@ def handle(rows: pa.Table, tx: Any) -> None:
 
 def main(task: dict[str, Any]) -> None:
     """Run to the end of the log, or die on the way."""
-    from kit.places import place_of
+    from kit.places import SLOW, place_of
 
     place = place_of(task["kind"], task["place"])
     progress, left = Path(task["progress"]), {"n": task.get("nth", 1)}
@@ -67,17 +73,19 @@ def main(task: dict[str, Any]) -> None:
             while not Path(task["resume"]).exists():
                 time.sleep(0.01)
 
+    batches, most = FEW if place.kind in SLOW else MANY
     run = consumer(
-        place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=8, takeover_after=task.get("after", 1.0)
+        place.store(on_step=on_step), query=task.get("query", "q"), max_events_per_transaction=most, takeover_after=task.get("after", 1.0)
     )
     run._handler = None
     (run.foreach_arrow() if task.get("in_tasks") else run.foreach_batch)(handle)
     done = int(progress.read_text()) if progress.exists() else 0
-    while done * BATCH < LENGTH:
+    while done < len(batches):
+        rows = planned(*batches[done])
         if task.get("in_tasks"):
-            run_in(Told(planned(done), on_step), run, planned(done), done)
+            run_in(Told(rows, on_step), run, rows, done)
         else:
-            run(planned(done), done)
+            run(rows, done)
         done += 1
         progress.with_suffix(".new").write_text(str(done))
         progress.with_suffix(".new").rename(progress)

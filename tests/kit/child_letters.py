@@ -30,7 +30,7 @@ from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
 from dedup.reprocessing.replay import replay
 from kit.orders import batch, consumer, event, flatten
-from kit.places import PostgresPlace, place_of
+from kit.places import SLOW, PostgresPlace, place_of
 
 SEQUENCES = 3
 """Every third event of a consumer has the same sequence key."""
@@ -44,14 +44,38 @@ def prepare_place(place: Any) -> None:
     place.create_merge_sink("balances")
 
 
-SLOW = frozenset({"delta-spark", "delta-az", "delta-s3"})
-"""Stores on which a process and a look at its tables take many seconds."""
-
-
 def worth_dying(place: Any, steps: list[str]) -> list[int]:
     """The numbers of the steps to die before, from 1: all of them, or the last one of each name where that takes long."""
     last = {name: number for number, name in enumerate(steps, 1)}
     return sorted(last.values()) if place.kind in SLOW else list(range(1, len(steps) + 1))
+
+
+class Steps:
+    """The steps of a process on a place as they go by, for a trial run of what is to die before them.
+
+    On a slow place, or where it `looks`, also what each of them finds written: a death is known by that alone.
+    """
+
+    def __init__(self, place: Any, *, looks: bool = False) -> None:
+        self._place, self._looks = place, looks or place.kind in SLOW
+        self.names: list[str] = []
+        self._found: list[object] = []
+
+    def __call__(self, step: str) -> None:
+        """Note one."""
+        self.names.append(step)
+        self._found.append(self._place.files() if self._looks else len(self.names))
+
+    def to_die_before(self) -> list[int]:
+        """The numbers of those that are `worth_dying`, from 1, without those that find what an earlier one has found."""
+        first: dict[object, int] = {}
+        for number in worth_dying(self._place, self.names):
+            first.setdefault(self._found[number - 1], number)
+        return sorted(first.values())
+
+    def new(self) -> set[str]:
+        """The names of those that found something else than the step before them, at any time."""
+        return {name for name, found, before in zip(self.names, self._found, [None, *self._found], strict=False) if found != before}
 
 
 def orders_of(name: str, numbers: Any) -> list[dict[str, Any]]:

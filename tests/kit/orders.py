@@ -107,7 +107,11 @@ def raising(bad: Callable[[str], bool], runs: list[int] | None = None) -> Callab
 
 def recorded(*events: dict[str, Any]) -> Callable[..., pa.Table]:
     """A log that has these events."""
-    whole = batch(*events)
+    return reader_of(batch(*events))
+
+
+def reader_of(whole: pa.Table) -> Callable[..., pa.Table]:
+    """A log reader over these rows."""
 
     def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
         return whole.filter(

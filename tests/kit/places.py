@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.store import Store
+from kit.cheap import INTERPRETED
 
 SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount", pa.int64())])
 """The sink of most tests: what the handler makes of one order."""
@@ -20,13 +21,6 @@ SINK = pa.schema([pa.field("id", pa.string(), nullable=False), pa.field("amount"
 
 POSITIONS = pa.schema([ENVELOPE.field(n) for n in POSITION])
 """A sink that keeps where each row came from."""
-
-LEAN = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-}
-"""For a store whose commits Spark makes: for a handful of rows, generating and compiling code is most of what an action costs."""
 
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """For a JVM that is killed before it would have gained from compiling better."""
@@ -165,6 +159,17 @@ class DeltaPlace:
         """Where a sink lies."""
         return f"{self.where}/sinks/{name}"
 
+    def files(self) -> frozenset[tuple[str, bytes]]:
+        """Every file with what is in it, without the heartbeats, which tell only that somebody lives."""
+        from pyarrow.fs import FileSelector, FileType
+
+        from dedup.delta.storage import filesystem
+
+        system = filesystem(self.where, None)
+        infos = system.get_file_info(FileSelector("", recursive=True))
+        paths = [info.path for info in infos if info.type == FileType.File and "/heartbeat/" not in info.path]
+        return frozenset((path, bytes(system.open_input_stream(path).read())) for path in paths)
+
     def store(self, **options: Any) -> Store:
         """A new store object that knows sinks by their plain names."""
         from dedup.delta import DeltaStore, keys
@@ -274,13 +279,16 @@ class S3Place(ObjectPlace):
 
 ON_DELTA = {one.kind: one for one in (DeltaPlace, AzPlace, S3Place)}
 
+SLOW = frozenset({SparkPlace.kind, AzPlace.kind, S3Place.kind})
+"""Places on which a process, a transaction and a look at the tables take seconds."""
+
 
 def place_of(kind: str, where: str) -> Place:
     """The place of another process; one that needs Spark starts it."""
     if kind == "delta-spark":
         from dedup.spark.session import local_session
 
-        local_session("dedup tests, another process", cores=1, **LEAN, **SHORT_LIVED)
+        local_session("dedup tests, another process", cores=1, **INTERPRETED, **SHORT_LIVED)
         return SparkPlace(where)
     return ON_DELTA[kind](where) if kind in ON_DELTA else PostgresPlace(where)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from checkpoint.errors import SealUnavailable
 from dedup import Contents, Encrypt, LetterPart, Mask, Retry
 from dedup.core.store import Store
-from kit.orders import ORDER, batch, consumer, event
+from kit.orders import ORDER, batch, consumer, event, reader_of
 
 SECRET = "anna.schmidt"
 """Stands in bodies, headers, other columns and errors, and in no key."""
@@ -79,12 +79,8 @@ def parked(store: Store, redact: Any, **settings: Any) -> Any:
 
 
 def recorded(*events: dict[str, Any]) -> Any:
-    """A log reader over these events."""
-
-    def read(source: str, topic: str, partition: int, first: int, last: int) -> pa.Table:
-        return noted(*[one for one in events if one["partition"] == partition and first <= one["sequence_number"] <= last])
-
-    return read
+    """A log that has these events, with the other columns."""
+    return reader_of(noted(*events))
 
 
 def shouting(contents: Contents) -> Contents:
