@@ -118,6 +118,7 @@ def test_a_process_that_was_stopped_for_longer_than_its_ownership_commits_nothin
     sent.check(place)
 
 
+@pytest.mark.fast_on("delta")
 def test_sigterm_finishes_the_batch_in_hand_and_gives_the_partitions_back(place: Place, start: Start, sent: Orders, tmp_path: Path) -> None:
     """The process ends well, the batch that it was in is committed, and the next process need not wait for anything to expire."""
     sent.send(400)
