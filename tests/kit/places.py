@@ -138,6 +138,7 @@ class DeltaPlace:
 
     kind: str = "delta"
     engine: str = "delta-rs"
+    beside: tuple[str, ...] = ("heartbeat",)
 
     def __init__(self, where: Path | str) -> None:
         self.where = str(where)
@@ -160,15 +161,12 @@ class DeltaPlace:
         return f"{self.where}/sinks/{name}"
 
     def files(self) -> frozenset[tuple[str, bytes]]:
-        """Every file with what is in it, without the heartbeats, which tell only that somebody lives."""
-        from pyarrow.fs import FileSelector, FileType
+        """Every file with what is in it, without what threads write `beside` the steps of a batch, at any time."""
+        from dedup.delta.storage import read
 
-        from dedup.delta.storage import filesystem
-
-        system = filesystem(self.where, None)
-        infos = system.get_file_info(FileSelector("", recursive=True))
-        paths = [info.path for info in infos if info.type == FileType.File and "/heartbeat/" not in info.path]
-        return frozenset((path, bytes(system.open_input_stream(path).read())) for path in paths)
+        steady = [path for path in _listed(self.where) if not any(f"/{folder}/" in path for folder in self.beside)]
+        found = [(path, read(self.where, None, path)) for path in steady]
+        return frozenset((path, bytes(content)) for path, content in found if content is not None)
 
     def store(self, **options: Any) -> Store:
         """A new store object that knows sinks by their plain names."""
@@ -247,6 +245,8 @@ class SparkPlace(DeltaPlace):
 class ObjectPlace(DeltaPlace):
     """A prefix of a bucket. The environment says who asks (kit.object_storage), so that other processes reach it as well."""
 
+    beside = ("heartbeat", "keys")  # copies of the files of keys of this machine
+
     def drop_sink(self, name: str = "orders") -> None:
         """Gone."""
         _clear(self.path(name))
@@ -257,12 +257,19 @@ class ObjectPlace(DeltaPlace):
 
 
 def _clear(uri: str) -> None:
+    from dedup.delta.storage import remove
+
+    remove(uri, None, _listed(uri))
+
+
+def _listed(uri: str) -> list[str]:
+    """The paths of all files below it."""
     from pyarrow.fs import FileSelector, FileType
 
-    from dedup.delta.storage import filesystem, remove
+    from dedup.delta.storage import filesystem
 
     found = filesystem(uri, None).get_file_info(FileSelector("", recursive=True))
-    remove(uri, None, [info.path for info in found if info.type == FileType.File])
+    return [info.path for info in found if info.type == FileType.File]
 
 
 class AzPlace(ObjectPlace):
