@@ -21,7 +21,7 @@ from kit.child_letters import Steps
 from kit.children import Child, Nursery
 from kit.local_tasks import JOBS
 from kit.orders import assert_proven, consumer, letters
-from kit.places import SLOW, DeltaPlace, Place
+from kit.places import SLOW, Place
 
 pytestmark = pytest.mark.crash
 
@@ -85,17 +85,18 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(
     check(place)
 
 
-@pytest.mark.delta
-def test_steps_that_slow_places_leave_out_find_nothing_new(tmp_path: Path) -> None:
+LOOKED_AT = [*of_stores({"delta": [child.MANY]}), *of_stores({store: [child.FEW] for store in sorted(SLOW)}, full=True)]
+
+
+@pytest.mark.parametrize(("place", "plan"), LOOKED_AT, indirect=["place"], ids=lambda value: value if isinstance(value, str) else "")
+def test_steps_that_slow_places_leave_out_find_nothing_new(place: Place, plan: tuple[list[tuple[int, int]], int]) -> None:
     """A process that dies leaves what is written: nothing is, between such a step and the one before it, in any transaction."""
-    place = DeltaPlace(tmp_path)
-    place.create_sink()
     place.create_sink("audit")
-    seen = Steps(place, looks=True)
-    run = consumer(place.store(on_step=seen), query="q", max_events_per_transaction=child.MANY[1])
+    seen, (batches, most) = Steps(place, looks=True), plan
+    run = consumer(place.store(on_step=seen), query="q", max_events_per_transaction=most)
     run._handler = None
     run.foreach_batch(child.handle)
-    for number, (first, end) in enumerate(child.MANY[0]):
+    for number, (first, end) in enumerate(batches):
         run(child.planned(first, end), number)
     assert set(seen.names) >= SAME and seen.new().isdisjoint(SAME)
 
