@@ -148,6 +148,18 @@ def test_handlers_of_events_in_one_and_two_partitions_are_verified(spark: SparkS
     assert [len(taken) for taken in seconds.values()] == [1] * 4 and all(taken[0] > 0 for taken in seconds.values())
 
 
+@pytest.mark.timeout(1200)
+def test_a_job_on_one_worker_and_on_two_is_verified(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kinds of handlers, both stores, a cluster of two workers: each way writes every order once, and each measure is told once."""
+    from benchmarks import cluster
+
+    monkeypatch.setenv("DEDUP_TEST_POSTGRES", postgres)
+    measures, seconds = cluster.compare(["delta", "postgres"], cluster.Scaling(events=40, batches=2, warm=1, rounds=1))
+    names = [f"cluster/scaling_{store}{kind}" for store in ("delta", "postgres") for kind in ("", "_arrow")]
+    assert [(m.measure, m.better) for m in measures] == [(name, "higher") for name in names]
+    assert [len(taken) for taken in seconds.values()] == [1] * 8
+
+
 def test_letters_are_listed_and_grouped_as_they_are(postgres: str, tmp_path: Path) -> None:
     """What is timed answers rightly; a group that lacks letters does not pass."""
     from benchmarks import letters
