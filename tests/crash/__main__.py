@@ -12,7 +12,9 @@ from pathlib import Path
 
 from crash import disks, report, run
 
-STORES = ("postgres", "delta", "delta-az", "delta-s3", "postgres+spark", "delta+spark", "postgres+kafka", "delta+kafka")
+THROUGH_SPARK = [store + way for way in (run.SPARK, run.KAFKA, run.CLUSTER) for store in ("postgres", "delta")]
+
+STORES = ("postgres", "delta", "delta-az", "delta-s3", *THROUGH_SPARK)
 
 
 def main() -> None:

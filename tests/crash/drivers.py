@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ ANSWER, DONE = "answer ", "done"
 class Driver:
     """A process and its task; as children.Child, as far as lanes look at one."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, options: Sequence[str], around: Mapping[str, str]) -> None:
         self._errors = folder / f"driver{number}"
-        command = [sys.executable, "-m", "crash.spark_child"]
+        command = [sys.executable, "-m", "crash.spark_child", *options]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with self._errors.open("wb") as said:
-            self._process = subprocess.Popen(command, env=environment(), stderr=said, start_new_session=True, **pipes)
+            self._process = subprocess.Popen(command, env=dict(around), stderr=said, start_new_session=True, **pipes)
         self.pid, self.idle, self._answer = self._process.pid, True, ""
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
@@ -124,10 +124,16 @@ def _processes() -> Iterable[tuple[int, int, str]]:
 
 
 class Garage:
-    """Drivers, seen from the loop: a task goes to one that has nothing to do, or to a new one."""
+    """Drivers, seen from the loop: a task goes to one that has nothing to do, or to a new one.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        options: of each driver's command.
+        around: its environment; this process's one where it is not given.
+    """
+
+    def __init__(self, folder: Path, options: Sequence[str] = (), around: Mapping[str, str] | None = None) -> None:
         self._folder, self._made, self._drivers = folder, 0, list[Driver]()
+        self._options, self._around = options, environment() if around is None else around
 
     def start(self, task: dict[str, Any]) -> Driver:
         """A driver at work on this task."""
@@ -141,8 +147,14 @@ class Garage:
 
     def _new(self) -> Driver:
         self._made += 1
-        self._drivers.append(Driver(self._folder, self._made))
+        self._drivers.append(Driver(self._folder, self._made, self._options, self._around))
         return self._drivers[-1]
+
+    def retire(self) -> None:
+        """End those that have nothing to do, but one."""
+        for driver in [driver for driver in self._drivers if driver.idle][1:]:
+            driver.kill()
+            self._drivers.remove(driver)
 
     def close(self) -> None:
         """End them all."""

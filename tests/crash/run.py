@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crash import copied_back, object_faults, places, spark_lane
+from crash import cluster_lane, copied_back, object_faults, places, spark_lane
+from crash.cluster_lane import ClusterLane
 from crash.drivers import Garage
 from crash.faults import FAULTS, Fault, ServerFaults, disk_full
 from crash.lane import Lane
@@ -25,8 +26,8 @@ from kit.children import Nursery
 
 DISK_FULL = "disk full"
 
-SPARK, KAFKA = "+spark", "+kafka"
-"""After the name of a store: through a Structured Streaming query that reads files; one that reads from a broker."""
+SPARK, KAFKA, CLUSTER = "+spark", "+kafka", "+cluster"
+"""After the name of a store: through a Structured Streaming query that reads files; one that reads from a broker; one on a cluster."""
 
 Entry = dict[str, Any]
 """One line of the journal: seed, store, fault, lane, missed, detail, ended, lost, doubled, contradictions, seconds; or skipped and why."""
@@ -64,7 +65,7 @@ class Lanes:
 def arena(kind: str, nursery: Nursery) -> Iterator[dict[str, tuple[Fault, Lanes] | str]]:
     """Fault -> what does it and where; or why it cannot be done here."""
     with ExitStack() as stack:
-        if kind.endswith((SPARK, KAFKA)):
+        if kind.endswith((SPARK, KAFKA, CLUSTER)):
             yield _through_spark(kind, stack)
             return
         if kind in SCHEMES:
@@ -89,13 +90,17 @@ def _on_objects(kind: str, nursery: Nursery, stack: ExitStack) -> dict[str, tupl
 
 
 def _through_spark(kind: str, stack: ExitStack) -> dict[str, tuple[Fault, Lanes] | str]:
-    made, faults = SparkLane, spark_lane.FAULTS
-    if kind.endswith(KAFKA):
-        made, faults = KafkaLane, spark_lane.KAFKA_FAULTS
+    store, _, way = kind.partition("+")
+    made, faults = {
+        SPARK: (SparkLane, spark_lane.FAULTS),
+        KAFKA: (KafkaLane, spark_lane.KAFKA_FAULTS),
+        CLUSTER: (ClusterLane, cluster_lane.FAULTS),
+    }["+" + way]
+    if made is KafkaLane:
         KafkaLane.broker = stack.enter_context(kafka_server.running_broker())
     said = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    garage = stack.enter_context(contextlib.closing(Garage(said)))
-    lanes, *_ = stack.enter_context(_lanes(kind.removesuffix(SPARK).removesuffix(KAFKA), garage, None, made))
+    drivers = cluster_lane.running(said) if made is ClusterLane else contextlib.closing(Garage(said))
+    lanes, *_ = stack.enter_context(_lanes(store, stack.enter_context(drivers), None, made))
     return {name: (fault, lanes) for name, fault in faults.items()}
 
 

@@ -1,4 +1,4 @@
-"""`python -m crash.spark_child`: the consumer in Structured Streaming queries, to be broken.
+"""`python -m crash.spark_child [CONF]`: the consumer in Structured Streaming queries, to be broken; with CONF on a cluster.
 
 Each line on stdin is a task: a query that reads its log to the end. Answers how it ended.
 """
@@ -20,6 +20,7 @@ from crash import jvm_calls, log
 from crash.child import SINKS, handle_one, place_of
 from crash.drivers import ANSWER, DONE
 from dedup.demo.input import ENVELOPE_DDL
+from kit import cluster_driver
 from kit.orders import consumer
 
 
@@ -113,7 +114,7 @@ def session() -> Any:
 
 def main() -> None:
     """One task after the other, until nobody gives one or the JVM is gone."""
-    spark = session()
+    spark = cluster_driver.session(json.loads(sys.argv[1])) if len(sys.argv) > 1 else session()
     for line in sys.stdin:
         task = json.loads(line)
         try:

@@ -84,7 +84,7 @@ class KafkaLane(SparkLane):
         self.broker.start()
 
 
-def _at_work(lane: Lane, **task: Any) -> Any:
+def at_work(lane: Lane, **task: Any) -> Any:
     """A driver in the middle of a batch."""
     mark = lane.folder / f"mark-{uuid.uuid4().hex[:8]}"
     driver: Any = lane.start(started=str(mark), **task)
@@ -93,7 +93,8 @@ def _at_work(lane: Lane, **task: Any) -> Any:
     return driver
 
 
-def _wait(dice: random.Random) -> str:
+def moment_of(dice: random.Random) -> str:
+    """Wait for it; says which it was."""
     seconds = dice.random() ** 2 * 3
     time.sleep(seconds)
     return f"after {seconds:.3f} s"
@@ -102,10 +103,10 @@ def _wait(dice: random.Random) -> str:
 def _killed(word: str | None) -> Callable[[Lane, random.Random], str]:
     def fault(lane: Lane, dice: random.Random) -> str:
         """SIGKILL of the driver, or of one of the processes below it, in the middle of a batch."""
-        driver = _at_work(lane)
+        driver = at_work(lane)
         while word is not None and not driver.below(word) and not driver.ended:
             time.sleep(0.01)  # Python workers come when a task wants one
-        moment = _wait(dice)
+        moment = moment_of(dice)
         found = [driver.pid] if word is None else driver.below(word)
         lane.missed = driver.ended or not found
         if found and not driver.ended:
@@ -119,8 +120,8 @@ def _killed(word: str | None) -> Callable[[Lane, random.Random], str]:
 
 def stop_and_take_over(lane: Lane, dice: random.Random) -> str:
     """SIGSTOP of a driver with its JVM and workers; another driver takes over and finishes; SIGCONT: two drivers with one checkpoint."""
-    zombie = _at_work(lane)
-    moment = _wait(dice)
+    zombie = at_work(lane)
+    moment = moment_of(dice)
     lane.missed = zombie.ended
     zombie.send(signal.SIGSTOP)
     try:
@@ -137,11 +138,11 @@ def two_at_once(lane: Lane, dice: random.Random) -> str:
     Whichever went on is what the state knows, so a third query reads all of it again.
     """
     assert isinstance(lane, SparkLane)
-    first = _at_work(lane)
-    moment, lane.missed = _wait(dice), first.ended
-    second = _at_work(lane, query=str(lane.folder / uuid.uuid4().hex), takeover=True)
+    first = at_work(lane)
+    moment, lane.missed = moment_of(dice), first.ended
+    second = at_work(lane, query=str(lane.folder / uuid.uuid4().hex), takeover=True)
     lane.wait(first)
-    lane.wait(_at_work(lane, takeover=True))
+    lane.wait(at_work(lane, takeover=True))
     lane.wait(second)
     lane.query = uuid.uuid4().hex
     return moment
@@ -149,8 +150,8 @@ def two_at_once(lane: Lane, dice: random.Random) -> str:
 
 def kill_broker(lane: Lane, dice: random.Random) -> str:
     """SIGKILL of the broker while a query reads; the query lives through it, or ends and is started again."""
-    driver = _at_work(lane)
-    moment, seconds = _wait(dice), dice.choice([0.0, 0.0, 2.0])
+    driver = at_work(lane)
+    moment, seconds = moment_of(dice), dice.choice([0.0, 0.0, 2.0])
     lane.missed = driver.ended
     assert isinstance(lane, KafkaLane)
     lane.kill_broker(seconds)
@@ -160,8 +161,8 @@ def kill_broker(lane: Lane, dice: random.Random) -> str:
 
 def kill_broker_and_driver(lane: Lane, dice: random.Random) -> str:
     """Both at once; the broker comes back first."""
-    driver = _at_work(lane)
-    moment = _wait(dice)
+    driver = at_work(lane)
+    moment = moment_of(dice)
     lane.missed = driver.ended
     driver.send(signal.SIGKILL)
     assert isinstance(lane, KafkaLane)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from crash import disks, log, report, run, spark_lane
+from crash import cluster_lane, disks, log, report, run, spark_lane
 from crash.lane import Lane
 from kit.children import Nursery
 from kit.places import SINK, DeltaPlace
@@ -31,7 +31,7 @@ ROUNDS = {"postgres": 1, "delta": 2}
 THROUGH_SPARK = [
     pytest.param(f"{store}{way}", marks=[getattr(pytest.mark, store), pytest.mark.spark])
     for store in ROUNDS
-    for way in (run.SPARK, run.KAFKA)
+    for way in (run.SPARK, run.KAFKA, run.CLUSTER)
 ]
 
 
@@ -50,10 +50,12 @@ def test_whatever_is_broken_nothing_is_lost_or_doubled(kind: str, tmp_path: Path
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", THROUGH_SPARK)
 def test_whatever_of_spark_or_the_broker_dies_nothing_is_lost_or_doubled(kind: str, tmp_path: Path) -> None:
-    """Driver, JVM, Python workers, broker, a driver that is stopped, two that take over from each other: each once, then the same count."""
-    faults = spark_lane.KAFKA_FAULTS if kind.endswith(run.KAFKA) else spark_lane.FAULTS
+    """Driver, JVM, Python workers, executors, broker, a driver that is stopped, two that take over from each other: each once."""
+    ways = {run.SPARK: spark_lane.FAULTS, run.KAFKA: spark_lane.KAFKA_FAULTS, run.CLUSTER: cluster_lane.FAULTS}
+    faults = ways[kind.removeprefix("postgres").removeprefix("delta")]
     made = run.run(kind, range(len(faults)), tmp_path / "journal.jsonl")
     print(report.markdown(made))
     assert {entry["fault"] for entry in made} == set(faults)

@@ -51,16 +51,20 @@ def until(condition: Callable[[], Any], what: Callable[[], str]) -> None:
 
 
 class Cluster:
-    """A master and two workers of one core each, below a folder.
+    """A master and two workers, below a folder.
 
     `shared` is what all of them can reach, `home` the driver's own, in which workers cannot write. `apart` each of them has for itself.
+
+    Args:
+        cores: of each worker.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cores: int = 1) -> None:
         self.folder, self.shared, self.home, self.apart = folder, folder / "shared", folder / "driver", folder / "apart"
         for each in (self.shared, self.home / "tmp", self.apart):
             each.mkdir(parents=True)
         self.url = self._web = ""
+        self._cores = cores
         self.python = environment(folder / "environment")
         self.wheel = wheel(folder / "wheel")
         self._master: subprocess.Popen[bytes] | None = None
@@ -83,12 +87,23 @@ class Cluster:
         until(lambda: self._state().get("aliveworkers") == len(ADDRESSES), said)
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
-        home = self.folder / f"worker{number}"
-        for name in ("work", "tmp", "spare"):
-            (home / name).mkdir(parents=True, exist_ok=True)
-        others = [self.folder / f"worker{other}" for other in range(len(ADDRESSES)) if other != number]
-        options = ["--host", ADDRESSES[number], "--cores", "1", "--memory", "1g", "--work-dir", str(home / "work"), "--webui-port", "0"]
-        return self._run(home.name, [*options, self.url], hide=[ROOT, self.apart, *others], close=[self.home])
+        homes = [self.folder / f"worker{each}" for each in range(len(ADDRESSES))]
+        for folder in (each / name for each in homes for name in ("work", "tmp", "spare")):
+            folder.mkdir(parents=True, exist_ok=True)
+        home = homes.pop(number)
+        options = [
+            "--host",
+            ADDRESSES[number],
+            "--cores",
+            str(self._cores),
+            "--memory",
+            f"{self._cores}g",
+            "--work-dir",
+            str(home / "work"),
+            "--webui-port",
+            "0",
+        ]
+        return self._run(home.name, [*options, self.url], hide=[ROOT, self.apart, *homes], close=[self.home])
 
     def _run(self, name: str, options: Sequence[str], hide: Sequence[Path] = (), close: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
         home, kind = self.folder / name, "master.Master" if name == "master" else "worker.Worker"
@@ -149,6 +164,14 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
         until(lambda: not self.left(), lambda: f"the end of {self.left()}")
 
+    def running(self, word: str) -> list[int]:
+        """Processes of the cluster with this word in their command line, which the workers have begun."""
+        found = []
+        for pid in self.left():
+            with contextlib.suppress(OSError):
+                found += [pid] if word in _line(pid) else []
+        return sorted(found)
+
     def left(self) -> list[int]:
         """Processes of the cluster: its variable is in their environment."""
         mark, found = f"{MARK}={self.folder}".encode(), []
@@ -187,12 +210,12 @@ def _parent(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def running_cluster() -> Iterator[Cluster]:
+def running_cluster(cores: int = 1) -> Iterator[Cluster]:
     """A cluster for the length of the block, then removed with all that it has started."""
     with contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="spark-cluster-")).resolve()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        cluster = Cluster(folder)
+        cluster = Cluster(folder, cores)
         stack.callback(cluster.end)
         cluster.start()
         yield cluster
