@@ -27,7 +27,7 @@ from dedup.postgres.key_filter import about
 from dedup.postgres.state import value
 
 TABLES = 30
-"""Tables of reservations that an upkeep keeps: each one costs every batch two locks, and a purge gives up a whole one."""
+"""Tables of reservations that an upkeep keeps for a retention: each one costs every batch two locks, and a purge gives up a whole one."""
 
 PACKED = 500_000
 """Keys of one portion of packing: a second of the server or less, where the table has not more than 8 million."""
@@ -145,7 +145,8 @@ class PgUpkeepTurn:
         """The table that was begun, where one was due."""
         with self._portion(connection):
             retention, _, unsaid = self._common(connection)
-            due = retention is not None and not unsaid and value(connection, self._sql["rotation_due"], age=retention / TABLES)
+            told = retention is not None and not unsaid
+            due = told and value(connection, self._sql["rotation_due"], retention=retention, tables=TABLES)
             return value(connection, self._sql["rotate"]) if due else None
 
     def _purged(self, connection: Connection) -> int:

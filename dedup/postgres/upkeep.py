@@ -191,7 +191,8 @@ class Upkeeps:
     def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
         """Forget reservations and sent messages that are older than that: rotate, purge, merge and drop, pack, and purge the outboxes.
 
-        For a scheduler, so often as it likes: a new table is begun once in a thirtieth of the retention. Neither it nor any batch waits.
+        For a scheduler, so often as it likes. Neither it nor any batch waits. A new table is begun once in a thirtieth of the retention;
+        less often the longer a consumer that is behind keeps old tables, because each one costs every batch two locks.
         The retention goes back from the server's time, whatever the clock here says.
 
         Args:
@@ -205,7 +206,7 @@ class Upkeeps:
         if dry_run:
             count, packed = (self._asked(name, before=before, although_behind=list(although_behind)) for name in ("purgeable", "packable"))
         else:
-            if self._asked("rotation_due", age=retention / TABLES):
+            if self._asked("rotation_due", retention=retention, tables=TABLES):
                 self.rotate_reservations()
             count, packed = self._purge(before, although_behind, PATIENCE), self.pack_reservations(rest=REST)
         done = [Upkept("tables of reservations", "", count, told), Upkept("packed tables", "", packed)]

@@ -1237,9 +1237,13 @@ where closed_at is not null and purged_at is null and rows_dropped_at is null an
 )), false);
 
 -- name: rotation_due
--- Whether the current table of reservations is older than that.
+-- Whether the current table of reservations is older than its share of the retention, or of the time for which a closed table could not be purged.
 -- One snapshot; none is due while another one is closing.
-select (count(*) = 1 and min(created_at) < clock_timestamp() - %(age)s)::int from {schema}.reservation_generation where closed_at is null;
+select (
+    count(*) filter (where closed_at is null) = 1
+    and clock_timestamp() - max(created_at) filter (where closed_at is null) > greatest(%(retention)s, clock_timestamp() - min(closed_at)) / %(tables)s
+)::int
+from {schema}.reservation_generation where purged_at is null;
 
 -- name: ago
 -- The time so long before now, by the server's clock.

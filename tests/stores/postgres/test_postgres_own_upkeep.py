@@ -177,6 +177,17 @@ def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace,
     assert run(aged.url, "select level from seen") == [("read committed",)]
 
 
+@pytest.mark.parametrize("act", of_which(1, [by_itself, by_command]))
+def test_the_longer_old_tables_are_kept_the_rarer_new_ones_begin(aged: PostgresPlace, act: Callable[..., None]) -> None:
+    """Every batch looks at each table: where a consumer that is behind has kept one for 90 days, one is begun in three days, not each day."""
+    counts = list[int]()
+    for days in (2, 4):
+        run(aged.url, f"update dedup.reservation_generation set created_at = now() - interval '{days} days' where closed_at is null")
+        act(aged, MONTH)
+        counts += [count for (count,) in run(aged.url, "select count(*) from dedup.reservation_generation where purged_at is null")]
+    assert counts == [2, 3]
+
+
 def test_a_host_whose_clock_is_wrong_purges_nothing_by_a_command(aged: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a consumer's own upkeep: the key of 90 days ago is known."""
     monkeypatch.setattr("dedup.postgres.upkeep.dt", showing(lambda tz: now() + dt.timedelta(days=3650)))
