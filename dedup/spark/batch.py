@@ -1,6 +1,7 @@
-"""A Spark DataFrame as a batch: evaluated once, into Arrow on the driver or, where that is too much, into scratch Parquet.
+"""A Spark DataFrame as a batch: evaluated once, into Arrow on the driver or, where that is too much, into files.
 
-And DataFrames as what handlers write: `SparkFrames`.
+Tasks keep the rows in Arrow files if they share a folder with the driver (kept_frames.py). Else Spark writes scratch Parquet: on object
+storage, on Spark Connect, and of rows without positions.
 """
 
 from __future__ import annotations
@@ -11,33 +12,31 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructType
 
-from checkpoint.errors import ConfigError, HandlerError, StoreUnavailable
+from checkpoint.errors import ConfigError, StoreUnavailable
 from checkpoint.position import Ints, Ranges
 from deadletter import outage
 from dedup.core.keys import HIDDEN
-from dedup.core.rows import OF_AN_EVENT, Rows, rows_of
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
 from dedup.spark import features, keeping
-from dedup.spark.answering import answering
-from dedup.spark.prepare import answers, named, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
-from dedup.spark.session import AS_GIVEN, OUR_FILES, JavaError
+from dedup.spark.frames import SparkFrames, TableOrigin
+from dedup.spark.kept_frames import EvaluatedInFiles
+from dedup.spark.prepare import answers, plan, prepare_columns, reads_files, stateful_operators, streaming_plan
+from dedup.spark.session import AS_GIVEN, OUR_FILES
 from dedup.spark.tasks import SparkTasks
 
 log = logging.getLogger("dedup")
@@ -122,12 +121,32 @@ class SparkBatch:
 
     @contextmanager
     def evaluate(self, prepare: Prepare) -> Iterator[EvaluatedBatch]:
-        """Arrow on the driver; scratch Parquet where Spark says that the result is too large, or the user wants it."""
-        session, memory = self._batch.sparkSession, self._in_memory(prepare) if self._collect else None
+        """Arrow on the driver; files where Spark says that the result is too large, or the user wants it."""
+        memory = self._in_memory(prepare) if self._collect else None
         if memory is not None:
             yield memory
             return
-        rows = prepare_columns(self._batch, prepare)
+        with self._in_files(prepare) as found:
+            if found is not None:
+                yield found
+                return
+        with self._in_scratch(prepare) as rows:
+            yield rows
+
+    @contextmanager
+    def _in_files(self, prepare: Prepare) -> Iterator[EvaluatedInFiles | None]:
+        """Rows that tasks keep in files; None where they cannot, or rows have no positions to be found by. Crash: as of `kept`."""
+        if not prepare.positions or self.tasks is None:
+            yield None
+            return
+        with keeping.kept(self.tasks, prepare) as found:
+            frames = SparkFrames(self._batch.sparkSession, lambda: self.is_over, in_tasks=True)
+            yield None if found is None else EvaluatedInFiles(frames, found, plan(self._batch, prepare).schema, max(self.tasks.cores, 1))
+
+    @contextmanager
+    def _in_scratch(self, prepare: Prepare) -> Iterator[EvaluatedInScratch]:
+        """Rows that Spark writes into scratch Parquet."""
+        session, rows = self._batch.sparkSession, prepare_columns(self._batch, prepare)
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
@@ -253,7 +272,7 @@ class EvaluatedInMemory:
         """These rows as a DataFrame, in this order."""
         expected, self._expected = self._expected, None
         frame, chosen = expected[1:] if expected is not None and np.array_equal(expected[0], rows) else self._make(rows)
-        self._frames.remember(frame, chosen)
+        self._frames.remember(TableOrigin(frame, chosen))
         return frame
 
     def expect(self, rows: Ints) -> None:
@@ -321,185 +340,6 @@ def near(ids: Ints) -> Column:
 
 def _with_row(schema: StructType) -> StructType:
     return StructType([*schema.fields]).add(ROW, LongType())
-
-
-def _is_frame(rows: object) -> bool:
-    """Whether it is a DataFrame, of classic Spark or of Spark Connect."""
-    return type(rows).__name__ == "DataFrame" and type(rows).__module__.startswith("pyspark.")
-
-
-class SparkFrames:
-    """What `Tx` needs of DataFrames, on classic Spark and on Spark Connect."""
-
-    def __init__(self, session: SparkSession, is_over: Callable[[], bool], *, in_tasks: bool) -> None:
-        self.session, self._is_over, self._in_tasks = session, is_over, in_tasks
-        self._origins: tuple[Origin, ...] = ()
-
-    def remember(self, frame: DataFrame, table: pa.Table) -> None:
-        """What the handler gets was made of this table: what it only picks from the frame needs no job."""
-        self._origins = (Origin(frame, table),)
-
-    def columns(self, rows: DataFrame) -> list[str]:
-        """Column names. Raises HandlerError for anything else than a DataFrame."""
-        if not _is_frame(rows):
-            raise HandlerError(f"tx.reject, tx.skip and tx.dead_letter take a DataFrame here, not {type(rows).__name__}.{OF_AN_EVENT}")
-        return rows.columns
-
-    def positions(self, rows: DataFrame, condition: str | Column | None, columns: list[str]) -> pa.Table:
-        """These columns of the rows for which the condition is true: one job, which brings only those rows."""
-        if condition is not None:
-            rows = rows.where(F.expr(condition) if isinstance(condition, str) else condition)
-        return features.to_arrow(rows.select(*columns))
-
-    def without(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
-        """The rows whose position is not among `positions`."""
-        origin = next((o for o in self._origins if o.frame is rows), None)
-        left = None if origin is None else anti_join(origin.table, positions)
-        rest = rows.where(F.lit(False)) if left is not None and not left.num_rows else self._anti_join(rows, positions)
-        if left is not None:
-            self._origins = (*self._origins, Origin(rest, left))
-        return rest
-
-    def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
-        names = {c: f"_parked_{c}" for c in positions.column_names}
-        parked = features.create(self.session, positions.rename_columns(list(names.values())))
-        same = reduce(lambda a, b: a & b, [rows[c] == parked[p] for c, p in names.items()])
-        return rows.join(F.broadcast(parked), on=same, how="left_anti")
-
-    def answering(self) -> AbstractContextManager[None]:
-        """Spark and the query have to be there after an error, or it says nothing."""
-        return answering(self.session, self._is_over)
-
-    def rows(self, rows: Any) -> Rows:
-        """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
-        if _is_frame(rows):
-            return SparkRows(rows, self._in_tasks, self._origins)
-        return rows_of(rows)
-
-
-@dataclass(frozen=True)
-class SparkRows:
-    """A DataFrame that the handler wrote; evaluated once by whoever calls `arrow` or `files`."""
-
-    frame: DataFrame
-    in_tasks: bool
-    origins: tuple[Origin, ...] = ()
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Arrow schema, from the plan."""
-        return features.arrow_schema(self.frame.schema)
-
-    def arrow(self) -> pa.Table:
-        """The rows, on the driver."""
-        picked = next((table for origin in self.origins if (table := origin.pick(self.frame)) is not None), None)
-        return features.to_arrow(self.frame) if picked is None else picked.cast(self.schema)
-
-    def plain(self) -> None:
-        """They have types."""
-
-    def files(self, write: Callable[[Iterator[pa.RecordBatch]], Iterator[str]], columns: list[str]) -> list[str]:
-        """`write` run by the tasks that hold the rows; its results."""
-
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield pa.RecordBatch.from_pydict({"result": pa.array(list(write(batches)), pa.string())})
-
-        found = features.to_arrow(features.map_in_arrow(self.frame.select(*map(named, columns)), run, "result string"))
-        return [str(r) for r in found["result"].to_pylist()]
-
-
-ColumnPath = tuple[int, ...]
-"""Which column of the table, then which field of it, and so on."""
-
-Known = Mapping[int, ColumnPath]
-"""Columns of a plan by their ids."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """A frame, and the table with the same rows and columns that it was made of.
-
-    Columns that a handler only picked from its frame are in that table: they need no job. `tx.write(orders.select("data.*"), ...)` is the
-    usual case. The plan is what says so: projections of plain columns and struct fields over that very frame. Anything else is Spark's.
-    """
-
-    frame: DataFrame
-    table: pa.Table
-
-    def pick(self, rows: DataFrame) -> pa.Table | None:
-        """The rows as Arrow where they are columns of this frame and nothing else; None where Spark has to evaluate them.
-
-        Never raises: a plan that cannot be read, as on Spark Connect, is none of ours.
-        """
-        if not hasattr(rows, "_jdf") or not hasattr(self.frame, "_jdf"):
-            return None
-        try:
-            paths = self._paths(rows)
-        except JavaError:
-            return None
-        names = rows.columns
-        if paths is None or len(set(names)) < len(names):
-            return None
-        return pa.table({name: self._column(path) for name, path in zip(names, paths, strict=True)})
-
-    def _paths(self, rows: DataFrame) -> list[ColumnPath] | None:
-        frame, plan = _plan(self.frame), _plan(rows)
-        own: Known = {ident: (number,) for number, ident in enumerate(map(_id, _items(frame.output())))}
-        known = _known(plan, own, frame)
-        return None if known is None else [known[_id(attribute)] for attribute in _items(plan.output())]
-
-    def _column(self, path: ColumnPath) -> pa.ChunkedArray:
-        column = self.table.column(path[0])
-        for field in path[1:]:
-            column = pc.struct_field(column, [field])  # null where the struct is
-        return column
-
-
-def anti_join(table: pa.Table, positions: pa.Table) -> pa.Table:
-    """The rows of the table whose position is not among `positions`, in their order."""
-    names = positions.column_names
-    rows = table.select(names).append_column("_row", pa.array(range(table.num_rows), pa.int64()))
-    left = rows.join(positions.cast(table.select(names).schema), keys=names, join_type="left anti")["_row"]
-    return table.take(left.take(pc.sort_indices(left)))
-
-
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _known(plan: Any, own: Known, frame: Any) -> Known | None:
-    """Where each column of a plan comes from, by its id; None where one of them is computed, or rows are left out, added or moved."""
-    if plan.equals(frame):
-        return own
-    kind = plan.nodeName()
-    if kind not in ("Project", "SubqueryAlias"):
-        return None
-    below = _known(plan.child(), own, frame)
-    if below is None or kind == "SubqueryAlias":
-        return below
-    found = {_id(e): _path(e, below) for e in _items(plan.projectList())}
-    return None if None in found.values() else {ident: path for ident, path in found.items() if path is not None}
-
-
-def _path(expression: Any, below: Known) -> ColumnPath | None:
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
-        return below.get(_id(expression))
-    if kind == "Alias":
-        return _path(expression.child(), below)
-    if kind == "GetStructField":
-        inner = _path(expression.child(), below)
-        return None if inner is None else (*inner, expression.ordinal())
-    return None
-
-
-def _id(named: Any) -> int:
-    return int(named.exprId().id())
-
-
-def _items(sequence: Any) -> Iterator[Any]:
-    item: Callable[[int], Any] = sequence.apply
-    return (item(i) for i in range(sequence.length()))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas import types
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from dedup.core.rows import for_spark
 from dedup.spark.answering import answering
@@ -44,6 +44,7 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def _to_arrow(frame: DataFrame) -> pa.Table:
+    frame = nullable(frame) if hasattr(frame, "_jdf") else frame  # Spark Connect would ask its server for the types
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     schema = arrow_schema(frame.schema)
@@ -123,6 +124,31 @@ def _settings(session: SparkSession) -> dict[str, str]:
     if hasattr(session.conf, "getAll"):
         return dict(session.conf.getAll)
     return {row[0]: session.conf.get(row[0]) or "" for row in session.sql("SET").collect()}
+
+
+def nullable(frame: DataFrame) -> DataFrame:
+    """The same rows; the fields of a struct that may be null may be null, too: Arrow casts no null struct with others, and Spark casts all.
+
+    Source: `toArrow` of pyspark 4.2 (pyspark.sql.pandas.conversion) raises ArrowInvalid, "nulls in input cannot be viewed as non-nullable".
+    """
+    kinds = [_nullable(field.dataType, field.nullable) for field in frame.schema]
+    if all(kind == field.dataType for kind, field in zip(kinds, frame.schema, strict=True)):
+        return frame
+    numbered = frame.toDF(*(f"_{number}" for number in range(len(kinds))))  # two columns may have one name
+    given = zip(frame.schema, kinds, strict=True)
+    columns = [F.col(f"_{number}").cast(kind).alias(field.name) for number, (field, kind) in enumerate(given)]
+    return numbered.select(*columns)
+
+
+def _nullable(kind: DataType, may_be_null: bool) -> DataType:
+    if isinstance(kind, StructType):
+        fields = ((f, f.nullable or may_be_null) for f in kind)
+        return StructType([StructField(f.name, _nullable(f.dataType, null), null, f.metadata) for f, null in fields])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType, kind.containsNull), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _nullable(kind.valueType, kind.valueContainsNull), kind.valueContainsNull)
+    return kind
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -348,8 +348,11 @@ class EvaluatedInTasks:
     def content(self, rows: Ints) -> pa.Table:
         """These rows, in this order."""
         wanted, back = np.unique(rows, return_inverse=True)
+        if not self._told:
+            return self.index
         files: dict[str, pa.Table] = {}
-        found = pa.concat_tables([part.read(files) for part in self._parts(wanted)]).take(pa.array(back))
+        parts = list(self._parts(wanted)) or list(self._parts(np.zeros(1, np.int64)))  # of no rows: their columns
+        found = pa.concat_tables([part.read(files) for part in parts]).take(pa.array(back))
         return found if self.late is None else complete(found.drop_columns([PAYLOAD_HASH]), self.late, pa.array(self._hashes[rows]))
 
     def frame(self, rows: Ints) -> KeptFrame:
@@ -416,6 +419,23 @@ _not_shared: set[str] = set()
 def give_up(path: str) -> None:
     """A task does not find this file: from now on this process keeps no rows in that place."""
     _not_shared.add(os.path.dirname(os.path.dirname(path)))
+
+
+_GONE = re.compile(r"StoreUnavailable: (?P<said>Kept rows of the batch are gone \((?P<path>[^:]*): .*?run the batch again\.)", re.DOTALL)
+"""What a task says of a file: Spark brings only the text of its error."""
+
+
+@contextmanager
+def giving_up() -> Iterator[None]:
+    """Raise StoreUnavailable where the block, or a task of it, did not find a file, and keep no more rows there."""
+    try:
+        yield
+    except Exception as error:
+        found = _GONE.search(f"{type(error).__name__}: {error}")
+        if found is None:
+            raise
+        give_up(found["path"])
+        raise StoreUnavailable(found["said"]) from error
 
 
 def path_of(scratch: str) -> str | None:

@@ -51,7 +51,7 @@ class PreparePlan:
 
     def input(self, df: DataFrame) -> DataFrame:
         """The input with what Spark computes of it."""
-        return df.select("*", *self.computed) if self.computed else df
+        return features.nullable(df.select("*", *self.computed) if self.computed else df)
 
     def rows(self, df: DataFrame) -> DataFrame:
         """What `finish` makes prepared rows of: the input or, where Spark computes parts of keys, the events, which tasks have made."""
@@ -128,7 +128,7 @@ def _work_out(df: DataFrame, spec: Prepare) -> PreparePlan:
     if callable(function := spec.decoder):
         computed += _asked(df, lambda: [_decoded(found, function)], "decode=")
         spec = replace(spec, decoder=_applied)
-    rows = df.select("*", *computed)
+    rows = features.nullable(df.select("*", *computed))
     made = prepare.events(_empty(rows.schema), spec)
     first = PreparePlan(spec, layout([*df.columns, *sql], spec), tuple(computed), _in_spark(made.schema, rows.schema))
     parts = _parts(_mapped(rows, partial(prepare.events, spec=spec), first.events), made.schema, spec)

@@ -77,7 +77,6 @@ def tables(orders: Any, tx: Any, folder: Path) -> None:
 
 def frames(orders: Any, tx: Any, folder: Path) -> None:
     """A handler of batches that works on DataFrames, with a shuffle, and Python code in executors."""
-    (folder / "files").write_text("\n".join(orders.inputFiles()))
 
     def met(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

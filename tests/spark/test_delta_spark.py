@@ -519,7 +519,7 @@ def test_what_is_no_name_of_a_table_is_refused(name: str) -> None:
 
 def test_files_that_tasks_write_are_published_like_others(spark: SparkSession, tmp_path: Path) -> None:
     """Rows never come to the driver: each task writes its files, the driver only names them in the decision."""
-    from dedup.spark.batch import SparkRows
+    from dedup.spark.frames import SparkRows
 
     uri = str(tmp_path / "big")
     kit.create(uri, pa.schema([("id", pa.int64()), ("bucket", pa.int32())]), partition_by=["bucket"])
@@ -539,7 +539,7 @@ def test_files_that_tasks_write_are_published_like_others(spark: SparkSession, t
 
 def test_a_value_that_does_not_fit_is_told_by_the_task_that_met_it(spark: SparkSession, tmp_path: Path) -> None:
     """A forbidden NULL among rows that never come to the driver is the same clear error."""
-    from dedup.spark.batch import SparkRows
+    from dedup.spark.frames import SparkRows
 
     uri = str(tmp_path / "required")
     kit.create(uri, pa.schema([pa.field("id", pa.int64(), nullable=False)]))

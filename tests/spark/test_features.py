@@ -51,11 +51,34 @@ def test_rows_go_to_an_older_spark_and_come_back_as_they_are(older: SparkSession
     assert [column.to_pylist() for column in to_arrow(odd).columns] == [[1], [2], [3], [4]]
 
 
+def assert_null_structs_come(spark: SparkSession) -> None:
+    """Of fields that cannot be null, alone, twice under one name, in a list and in a map."""
+    from dedup.spark.features import to_arrow
+
+    some = "if(id = 0, null, named_struct('n', id, 'in', named_struct('m', id)))"
+    columns = ["id", f"{some} s", f"{some} s", f"array({some}) many", f"map('k', {some}) named"]
+    frame = spark.range(2).selectExpr(*columns)
+    assert not frame.schema["many"].dataType.elementType["n"].nullable
+    one = {"n": 1, "in": {"m": 1}}
+    found = [column.to_pylist() for column in to_arrow(frame).columns]
+    assert found == [[0, 1], [None, one], [None, one], [[None], [one]], [[("k", None)], [("k", one)]]]
+
+
+def test_a_null_struct_comes_to_the_driver_whatever_its_fields_promise(spark: SparkSession) -> None:
+    """As of `F.when(..., F.struct(...))`: Arrow does not cast it to fields that cannot be null, and a stream would stand still."""
+    assert_null_structs_come(spark)
+
+
+def test_a_null_struct_comes_to_the_driver_of_an_older_spark(older: SparkSession) -> None:
+    """The same where Spark has no `toArrow`."""
+    assert_null_structs_come(older)
+
+
 @pytest.mark.parametrize("way", ["shuffled", "written"])
 def test_columns_of_any_name_reach_the_tasks(spark: SparkSession, way: str) -> None:
     """Dots and backticks are parts of a name there: a stream with such a column would stand still for ever."""
-    from dedup.spark.batch import SparkRows
     from dedup.spark.features import arrow_schema
+    from dedup.spark.frames import SparkRows
     from dedup.spark.tasks import SparkTasks
 
     frame = spark.sql("select 's' source, 't' topic, 0 partition, 1L sequence_number, 0L part, 'x' `a.b`, 'y' `c``d.e`, map('k.v', 1) m")

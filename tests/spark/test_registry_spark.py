@@ -92,7 +92,7 @@ def test_tasks_see_the_content_type(spark: SparkSession, registry: RegistryServe
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("path", of_which(1, ["expression", "driver", "scratch"]))
+@pytest.mark.parametrize("path", of_which(1, ["expression", "driver", "files", "scratch"]))
 def test_every_way_to_materialise_a_batch(
     spark: SparkSession, registry: RegistryServer, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,15 +103,18 @@ def test_every_way_to_materialise_a_batch(
     table = events(bodies(first, second))
     decoder = decode.confluent_avro(registry.url, schema=ORDER)
     spec = Prepare("c", KeySettings(("data.id",)), decoder=decoder)
-    if path == "scratch":
+    kinds = {"files": batch.EvaluatedInFiles, "scratch": batch.EvaluatedInScratch}
+    if path in kinds:
         monkeypatch.setattr(batch.SparkBatch, "_in_memory", lambda *_: None)
+    if path == "scratch":
+        monkeypatch.setattr(batch.SparkTasks, "folder", lambda _: None)
     names = ["source", "topic", "partition", "body", "sequence_number"]
     frame = frame_of(spark, table.select(names))
     if path == "expression":
         frame = frame.withColumnsRenamed({"source": "src", "topic": "t", "partition": "p", "sequence_number": "s", "body": "b"})
         spec = Prepare("c", KeySettings(("upper(data.id)",)), columns=Columns("t", "p", "s + 0L", source="src", body="b"), decoder=decoder)
     with batch.SparkBatch(frame, str(tmp_path)).evaluate(spec) as evaluated:
-        assert isinstance(evaluated, batch.EvaluatedInScratch if path == "scratch" else batch.EvaluatedInMemory)
+        assert isinstance(evaluated, kinds.get(path, batch.EvaluatedInMemory))
         assert (getattr(evaluated, "_late", None) is not None) == (path == "driver")
         numbers = evaluated.index["sequence_number"].to_numpy()
         data = evaluated.content(np.argsort(numbers))["data"].to_pylist()

@@ -47,12 +47,12 @@ PICKED = [
 @pytest.mark.parametrize("written", PICKED)
 def test_picked_columns_are_what_spark_would_answer(origin: tuple[DataFrame, pa.Table], written: str) -> None:
     """Same rows, same order, same types, nulls inside nulls included."""
-    from dedup.spark.batch import Origin
+    from dedup.spark.frames import columns_of, picked
 
     orders, table = origin
     rows = eval(written, {"orders": orders})
-    picked = Origin(orders, table).pick(rows)
-    assert picked is not None and picked.cast(arrow_of(rows).schema).equals(arrow_of(rows))
+    paths = picked(orders, rows)
+    assert paths is not None and columns_of(table, paths).cast(arrow_of(rows).schema).equals(arrow_of(rows))
 
 
 COMPUTED = [
@@ -76,25 +76,26 @@ COMPUTED = [
 @pytest.mark.parametrize("written", COMPUTED)
 def test_whatever_is_computed_is_left_to_spark(origin: tuple[DataFrame, pa.Table], written: str) -> None:
     """A plan with anything but picked columns over the whole frame is evaluated by Spark."""
-    from dedup.spark.batch import Origin
+    from dedup.spark.frames import picked
 
-    orders, table = origin
-    assert Origin(orders, table).pick(eval(written, {"orders": orders})) is None
+    orders, _ = origin
+    assert picked(orders, eval(written, {"orders": orders})) is None
 
 
 @pytest.mark.parametrize("parked", [[0, 3], [], range(ROWS)], ids=["some", "none", "all"])
 def test_what_is_left_after_a_rejection_is_what_spark_would_answer(origin: tuple[DataFrame, pa.Table], parked: list[int]) -> None:
     """Picked without a job, again after a second rejection; columns of the handler's frame can still be named."""
-    from dedup.spark.batch import SparkFrames
+    from dedup.spark.frames import SparkFrames, TableOrigin, columns_of, picked
 
     orders, table = origin
     frames = SparkFrames(orders.sparkSession, lambda: False, in_tasks=False)
-    frames.remember(orders, table)
+    frames.remember(TableOrigin(orders, table))
     left = frames.without(orders, pa.table({"n": pa.array(list(parked), pa.int64())}))
     left = frames.without(left, pa.table({"n": pa.array([4], pa.int64())}))
     expected = [n for n in table["n"].to_pylist() if n not in parked and n != 4]
     rows = left.select("n", "data.*")
-    assert frames.rows(rows).origins[-1].pick(rows)["n"].to_pylist() == expected
+    last = frames.rows(rows).origins[-1]
+    assert columns_of(last.table, picked(last.frame, rows))["n"].to_pylist() == expected
     assert frames.rows(rows).arrow().equals(arrow_of(rows))
     assert [row[0] for row in left.where(orders.n < 3).select(orders.n).collect()] == [n for n in expected if n < 3]
 

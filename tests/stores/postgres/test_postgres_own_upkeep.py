@@ -179,7 +179,7 @@ def test_a_portion_sees_what_was_committed_before_each_step(aged: PostgresPlace,
 
 @pytest.mark.parametrize("act", of_which(1, [by_itself, by_command]))
 def test_the_longer_old_tables_are_kept_the_rarer_new_ones_begin(aged: PostgresPlace, act: Callable[..., None]) -> None:
-    """Every batch looks at each table: where a consumer that is behind has kept one for 90 days, one is begun in three days, not each day."""
+    """Every batch looks at each table: where a consumer that is behind has kept one for 90 days, one is begun in three days, not in one."""
     counts = list[int]()
     for days in (2, 4):
         run(aged.url, f"update dedup.reservation_generation set created_at = now() - interval '{days} days' where closed_at is null")

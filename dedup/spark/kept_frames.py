@@ -1,0 +1,140 @@
+"""Frames over rows that tasks keep in files (keeping.py), for handlers of batches whose rows do not come to the driver.
+
+Spark reads the files whenever it evaluates a frame. What a handler only picks from its frame, tasks take from the files by themselves:
+these rows do not pass through the JVM. Called by dedup/spark/batch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from checkpoint.position import Ints
+from dedup.core.keys import HIDDEN
+from dedup.spark import features
+from dedup.spark.frames import RESULT, ColumnPath, SparkFrames, Write, columns_of, left_of, written
+from dedup.spark.keeping import EvaluatedInTasks, KeptRows
+
+READ = 10_000
+"""Rows that a task hands to the JVM at once, as many as Spark hands to a task."""
+
+
+class EvaluatedInFiles:
+    """Rows in files of tasks; only positions, keys and payload hashes come to the driver.
+
+    Args:
+        schema: of the prepared rows.
+        tasks: how many read the files at once.
+    """
+
+    def __init__(self, frames: SparkFrames, rows: EvaluatedInTasks, schema: StructType, tasks: int) -> None:
+        self.frames, self._rows, self._tasks = frames, rows, tasks
+        self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
+        self.payload_hashes, self.content = rows.payload_hashes, rows.content
+
+    @property
+    def index(self) -> pa.Table:
+        """INDEX_COLUMNS and, with a sequence key, `_sequence` of every row."""
+        return self._rows.index
+
+    def frame(self, rows: Ints) -> DataFrame:
+        """These rows as a DataFrame; their order is Spark's."""
+        dealt = self.dealt(rows)
+        read = partial(_read, dealt=dealt, names=self._schema.names)
+        frame = self.frames.session.range(0, len(dealt), 1, max(len(dealt), 1)).mapInArrow(read, self._schema)
+        self.frames.remember(KeptOrigin(frame, self, rows))
+        return frame
+
+    def expect(self, rows: Ints) -> None:
+        """Nothing to make: a frame is lazy."""
+
+    def dealt(self, rows: Ints) -> list[list[KeptRows]]:
+        """Where these rows are, for each task that reads: the largest part first, each to the task that has the fewest rows so far."""
+        parts = [part for share in self._rows.frame(np.sort(rows)).shares for part in share.parts]
+        dealt: list[list[KeptRows]] = [[] for _ in range(min(self._tasks, len(parts)))]
+        loads = [0] * len(dealt)
+        for part in sorted(parts, key=lambda one: -one.rows):
+            least = loads.index(min(loads))
+            dealt[least].append(part)
+            loads[least] += part.rows
+        return dealt
+
+    def columns(self, rows: Ints, paths: Mapping[str, ColumnPath]) -> pa.Table:
+        """Columns of these rows, on the driver, under these names."""
+        names = self._schema.names
+        tables = [columns_of(table, paths) for mine in self.dealt(rows) for table in _tables(mine, names)]
+        return pa.concat_tables(tables or [columns_of(features.arrow_schema(self._schema).empty_table(), paths)])
+
+    def written(self, rows: Ints, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
+        """`write` run by tasks on columns of these rows; its results. Crash: as of `write`."""
+        dealt = self.dealt(rows)
+        numbers = self.frames.session.range(0, len(dealt), 1, max(len(dealt), 1))
+        task = partial(_write, dealt=dealt, names=self._schema.names, paths=paths, schema=schema, write=write)
+        return [str(result) for result in features.to_arrow(numbers.mapInArrow(task, RESULT))["result"].to_pylist()]
+
+
+@dataclass(frozen=True)
+class KeptOrigin:
+    """Some rows in files of tasks, of which a frame was made."""
+
+    frame: DataFrame
+    batch: EvaluatedInFiles
+    rows: Ints
+    in_files: bool = True
+
+    @property
+    def count(self) -> int:
+        """Of the rows."""
+        return len(self.rows)
+
+    def without(self, positions: pa.Table) -> KeptOrigin:
+        """The rows whose position is not among these. Only the driver's index is asked."""
+        index = self.batch.index.select(positions.column_names).take(pa.array(self.rows))
+        return replace(self, rows=self.rows[left_of(index, positions).to_numpy()])
+
+    def arrow(self, paths: Mapping[str, ColumnPath]) -> pa.Table:
+        """Columns of the rows, under these names."""
+        return self.batch.columns(self.rows, paths)
+
+    def files(self, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
+        """`write` run by tasks that take these columns from files, in these types; its results."""
+        return self.batch.written(self.rows, paths, schema, write)
+
+
+# The tasks' side.
+
+
+def _tables(parts: Sequence[KeptRows], names: Sequence[str]) -> Iterator[pa.Table]:
+    """Raises StoreUnavailable where a file is gone."""
+    files: dict[str, pa.Table] = {}
+    for part in parts:
+        yield part.read(files).select(names)
+
+
+def _mine(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]], names: Sequence[str]) -> Iterator[pa.Table]:
+    for number in (number for batch in batches for number in cast("list[int]", batch.column(0).to_pylist())):
+        yield from _tables(dealt[number], names)
+
+
+def _read(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for table in _mine(batches, dealt, names):
+        yield from table.to_batches(max_chunksize=READ)
+
+
+def _write(
+    batches: Iterable[pa.RecordBatch],
+    dealt: Sequence[Sequence[KeptRows]],
+    names: Sequence[str],
+    paths: Mapping[str, ColumnPath],
+    schema: pa.Schema,
+    write: Write,
+) -> Iterator[pa.RecordBatch]:
+    chosen = (columns_of(table, paths).cast(schema) for table in _mine(batches, dealt, names))
+    yield from written((batch for table in chosen for batch in table.to_batches()), write)
