@@ -6,11 +6,12 @@ Columns that a handler only picked from its frame are where the frame was made o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -114,9 +115,10 @@ class SparkRows:
     def files(self, write: Write, columns: list[str]) -> list[str]:
         """`write` run by the tasks that hold the rows; its results."""
         for origin in self.origins:
-            paths = picked(origin.frame, self.frame) if origin.in_files else None
-            if paths is not None:
-                return origin.files({name: paths[name] for name in columns}, pa.schema(map(self.schema.field, columns)), write)
+            if (paths := picked(origin.frame, self.frame)) is not None:
+                schema = pa.schema(map(self.schema.field, columns))
+                if (results := origin.files({name: paths[name] for name in columns}, schema, write)) is not None:
+                    return results
         found = features.to_arrow(features.map_in_arrow(self.frame.select(*map(named, columns)), partial(written, write=write), RESULT))
         return [str(r) for r in found["result"].to_pylist()]
 
@@ -137,47 +139,48 @@ Known = Mapping[int, ColumnPath]
 """Columns of a plan by their ids."""
 
 
-class Origin(Protocol):
+@dataclass(frozen=True, eq=False)
+class Origin(ABC):
     """What a frame was made of: the same rows and columns."""
 
     frame: DataFrame
-    in_files: bool  # of tasks
-    count: int  # of the rows
 
-    def without(self, positions: pa.Table) -> Origin:
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Of the rows."""
+
+    @abstractmethod
+    def without(self, positions: pa.Table) -> Self:
         """The rows whose position is not among these, compared by its columns; the frame stays."""
 
+    @abstractmethod
     def arrow(self, paths: Mapping[str, ColumnPath]) -> pa.Table:
         """Columns of the rows, under these names."""
 
-    def files(self, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
-        """`write` run by tasks that take these columns from files, in these types; its results."""
+    def files(self, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str] | None:
+        """`write` run by tasks that take these columns from files, in these types; its results. None where no files have the rows."""
+        return None
 
 
-@dataclass(frozen=True)
-class TableOrigin:
+@dataclass(frozen=True, eq=False)
+class TableOrigin(Origin):
     """An Arrow table."""
 
-    frame: DataFrame
     table: pa.Table
-    in_files: bool = False
 
     @property
     def count(self) -> int:
         """Of the rows."""
-        return self.table.num_rows
+        return int(self.table.num_rows)
 
-    def without(self, positions: pa.Table) -> TableOrigin:
+    def without(self, positions: pa.Table) -> Self:
         """The rows whose position is not among these."""
         return replace(self, table=self.table.take(left_of(self.table, positions)))
 
     def arrow(self, paths: Mapping[str, ColumnPath]) -> pa.Table:
         """Columns of the rows, under these names."""
         return columns_of(self.table, paths)
-
-    def files(self, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
-        """No task has the rows."""
-        raise NotImplementedError
 
 
 def left_of(table: pa.Table, positions: pa.Table) -> pa.Array:

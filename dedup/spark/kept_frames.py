@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from checkpoint.position import Ints
 from dedup.core.keys import HIDDEN
 from dedup.spark import features
-from dedup.spark.frames import RESULT, ColumnPath, SparkFrames, Write, columns_of, left_of, written
+from dedup.spark.frames import RESULT, ColumnPath, Origin, SparkFrames, Write, columns_of, left_of, written
 from dedup.spark.keeping import EvaluatedInTasks, KeptRows
 
 READ = 10_000
@@ -80,21 +80,19 @@ class EvaluatedInFiles:
         return [str(result) for result in features.to_arrow(numbers.mapInArrow(task, RESULT))["result"].to_pylist()]
 
 
-@dataclass(frozen=True)
-class KeptOrigin:
-    """Some rows in files of tasks, of which a frame was made."""
+@dataclass(frozen=True, eq=False)
+class KeptOrigin(Origin):
+    """Some rows in files of tasks."""
 
-    frame: DataFrame
     batch: EvaluatedInFiles
     rows: Ints
-    in_files: bool = True
 
     @property
     def count(self) -> int:
         """Of the rows."""
         return len(self.rows)
 
-    def without(self, positions: pa.Table) -> KeptOrigin:
+    def without(self, positions: pa.Table) -> Self:
         """The rows whose position is not among these. Only the driver's index is asked."""
         index = self.batch.index.select(positions.column_names).take(pa.array(self.rows))
         return replace(self, rows=self.rows[left_of(index, positions).to_numpy()])
@@ -104,7 +102,7 @@ class KeptOrigin:
         return self.batch.columns(self.rows, paths)
 
     def files(self, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
-        """`write` run by tasks that take these columns from files, in these types; its results."""
+        """`write` run by the tasks that read the files; its results."""
         return self.batch.written(self.rows, paths, schema, write)
 
 
