@@ -143,23 +143,13 @@ def _application(cluster: Any, workers: int, job: dict[str, Any]) -> dict[str, l
 
 def application(asked: dict[str, Any]) -> None:
     """Play the batches of each job, one job after the other, and print what each batch took."""
-    from pyspark.sql import SparkSession
+    from kit.cluster_driver import await_executors, session
 
-    builder = SparkSession.builder.appName("dedup's benchmark of a cluster")
-    for name, value in asked["conf"].items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    _await_executors(spark, asked["workers"])
+    spark = session(asked["conf"])
+    await_executors(spark, {"executors": asked["workers"]})
     taken = {job: _played(spark, job, place, asked) for job, place in asked["jobs"].items()}
     spark.stop()
     print(ANSWER + json.dumps(taken), flush=True)
-
-
-def _await_executors(spark: Any, workers: int) -> None:
-    end = time.monotonic() + 180
-    while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1 != workers:
-        assert time.monotonic() < end, f"the cluster did not give {workers} executors"
-        time.sleep(0.1)
 
 
 def _played(spark: Any, job: str, place: str, asked: dict[str, Any]) -> list[float]:

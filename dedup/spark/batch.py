@@ -141,7 +141,7 @@ class SparkBatch:
             return
         with keeping.kept(self.tasks, prepare) as found:
             frames = SparkFrames(self._batch.sparkSession, lambda: self.is_over, in_tasks=True)
-            yield None if found is None else EvaluatedInFiles(frames, found, plan(self._batch, prepare).schema, max(self.tasks.cores, 1))
+            yield None if found is None else EvaluatedInFiles(frames, found, plan(self._batch, prepare).schema, self.tasks)
 
     @contextmanager
     def _in_scratch(self, prepare: Prepare) -> Iterator[EvaluatedInScratch]:

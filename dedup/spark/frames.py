@@ -119,11 +119,13 @@ class SparkRows:
                 schema = pa.schema(map(self.schema.field, columns))
                 if (results := origin.files({name: paths[name] for name in columns}, schema, write)) is not None:
                     return results
-        found = features.to_arrow(features.map_in_arrow(self.frame.select(*map(named, columns)), partial(written, write=write), RESULT))
+        found = features.to_arrow(
+            features.map_in_arrow(self.frame.select(*map(named, columns)), partial(written, write=write), features.spark_schema(RESULT))
+        )
         return [str(r) for r in found["result"].to_pylist()]
 
 
-RESULT = "result string"
+RESULT = pa.schema([pa.field("result", pa.string())])
 """What tasks answer that write rows: one row for each of them."""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -276,6 +276,20 @@ class EvaluatedKept(EvaluatedArrow):
         return found if self.late is None else complete(found.drop_columns([PAYLOAD_HASH]), self.late, found[PAYLOAD_HASH])
 
 
+_Some = TypeVar("_Some", Share, KeptRows)
+
+
+def deal(those: Sequence[_Some], tasks: int) -> list[list[_Some]]:
+    """Those for each of at most so many tasks: the largest first, each to the task that has the fewest rows so far."""
+    dealt: list[list[_Some]] = [[] for _ in range(min(tasks, len(those)))]
+    loads = [0] * len(dealt)
+    for one in sorted(those, key=lambda one: -one.rows):
+        least = loads.index(min(loads))
+        dealt[least].append(one)
+        loads[least] += one.rows
+    return dealt
+
+
 @dataclass(frozen=True, eq=False)
 class KeptFrame:
     """What a handler of events is given where rows are kept: which rows of which files."""
@@ -288,14 +302,7 @@ class KeptFrame:
         Args:
             lanes: of each row of the frame the number of its sequence; -1: none. None: the tasks find out by themselves.
         """
-        dealt: list[list[Share]] = [[] for _ in range(min(tasks, len(self.shares)))]
-        mine = list(self.shares) if lanes is None else self._with_lanes(lanes)
-        loads = [0] * len(dealt)
-        for share in sorted(mine, key=lambda one: -one.rows):
-            least = loads.index(min(loads))
-            dealt[least].append(share)
-            loads[least] += share.rows
-        return dealt
+        return deal(list(self.shares) if lanes is None else self._with_lanes(lanes), tasks)
 
     def _with_lanes(self, lanes: Ints) -> list[Share]:
         bases = [share.base for share in self.shares[1:]]

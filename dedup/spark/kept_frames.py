@@ -18,9 +18,10 @@ from pyspark.sql.types import StructType
 
 from checkpoint.position import Ints
 from dedup.core.keys import HIDDEN
+from dedup.pipeline.batch import Tasks
 from dedup.spark import features
 from dedup.spark.frames import RESULT, ColumnPath, Origin, SparkFrames, Write, columns_of, left_of, written
-from dedup.spark.keeping import EvaluatedInTasks, KeptRows
+from dedup.spark.keeping import EvaluatedInTasks, KeptRows, deal
 
 READ = 10_000
 """Rows that a task hands to the JVM at once, as many as Spark hands to a task."""
@@ -31,10 +32,10 @@ class EvaluatedInFiles:
 
     Args:
         schema: of the prepared rows.
-        tasks: how many read the files at once.
+        tasks: those that read the files.
     """
 
-    def __init__(self, frames: SparkFrames, rows: EvaluatedInTasks, schema: StructType, tasks: int) -> None:
+    def __init__(self, frames: SparkFrames, rows: EvaluatedInTasks, schema: StructType, tasks: Tasks) -> None:
         self.frames, self._rows, self._tasks = frames, rows, tasks
         self._schema = StructType([f for f in schema.fields if f.name not in HIDDEN])
         self.payload_hashes, self.content = rows.payload_hashes, rows.content
@@ -56,15 +57,8 @@ class EvaluatedInFiles:
         """Nothing to make: a frame is lazy."""
 
     def dealt(self, rows: Ints) -> list[list[KeptRows]]:
-        """Where these rows are, for each task that reads: the largest part first, each to the task that has the fewest rows so far."""
-        parts = [part for share in self._rows.frame(np.sort(rows)).shares for part in share.parts]
-        dealt: list[list[KeptRows]] = [[] for _ in range(min(self._tasks, len(parts)))]
-        loads = [0] * len(dealt)
-        for part in sorted(parts, key=lambda one: -one.rows):
-            least = loads.index(min(loads))
-            dealt[least].append(part)
-            loads[least] += part.rows
-        return dealt
+        """Where these rows are, for each task that reads."""
+        return deal([part for share in self._rows.frame(np.sort(rows)).shares for part in share.parts], max(self._tasks.cores, 1))
 
     def columns(self, rows: Ints, paths: Mapping[str, ColumnPath]) -> pa.Table:
         """Columns of these rows, on the driver, under these names."""
@@ -74,10 +68,10 @@ class EvaluatedInFiles:
 
     def written(self, rows: Ints, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
         """`write` run by tasks on columns of these rows; its results. Crash: as of `write`."""
-        dealt = self.dealt(rows)
-        numbers = self.frames.session.range(0, len(dealt), 1, max(len(dealt), 1))
+        if not (dealt := self.dealt(rows)):
+            return []
         task = partial(_write, dealt=dealt, names=self._schema.names, paths=paths, schema=schema, write=write)
-        return [str(result) for result in features.to_arrow(numbers.mapInArrow(task, RESULT))["result"].to_pylist()]
+        return [str(result) for result in self._tasks.spread(task, len(dealt), RESULT)["result"].to_pylist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,23 +110,19 @@ def _tables(parts: Sequence[KeptRows], names: Sequence[str]) -> Iterator[pa.Tabl
         yield part.read(files).select(names)
 
 
-def _mine(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]], names: Sequence[str]) -> Iterator[pa.Table]:
-    for number in (number for batch in batches for number in cast("list[int]", batch.column(0).to_pylist())):
-        yield from _tables(dealt[number], names)
-
-
 def _read(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    for table in _mine(batches, dealt, names):
-        yield from table.to_batches(max_chunksize=READ)
+    for number in (number for batch in batches for number in cast("list[int]", batch.column(0).to_pylist())):
+        for table in _tables(dealt[number], names):
+            yield from table.to_batches(max_chunksize=READ)
 
 
 def _write(
-    batches: Iterable[pa.RecordBatch],
+    number: int,
     dealt: Sequence[Sequence[KeptRows]],
     names: Sequence[str],
     paths: Mapping[str, ColumnPath],
     schema: pa.Schema,
     write: Write,
 ) -> Iterator[pa.RecordBatch]:
-    chosen = (columns_of(table, paths).cast(schema) for table in _mine(batches, dealt, names))
+    chosen = (columns_of(table, paths).cast(schema) for table in _tables(dealt[number], names))
     yield from written((batch for table in chosen for batch in table.to_batches()), write)
