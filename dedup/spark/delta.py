@@ -7,6 +7,7 @@ are one. The views show the state of a store to people who ask in SQL. Called by
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import threading
@@ -271,7 +272,7 @@ class HistoryEntry(NamedTuple):
     """One entry of a table's history."""
 
     version: int
-    timestamp: Any
+    timestamp: dt.datetime
     operation: str
     note: str | None
 
@@ -309,14 +310,14 @@ class SparkTables(SparkSide):
         """The newest commits first; None where there is no table. Raises StoreUnavailable; ConfigError for a session without Delta."""
         statement = f"DESCRIBE HISTORY {sql_name(uri)}" + ("" if limit is None else f" LIMIT {limit}")
         try:
-            rows = features.to_arrow(self.session.sql(statement).select("version", "timestamp", "operation", "userMetadata"))
+            rows = self.session.sql(statement).collect()  # all columns: to choose some would be a second job
         except ERRORS as error:
             if _is_missing(error):
                 return None
             if "PARSE_SYNTAX_ERROR" in str(error):
                 raise ConfigError(_NO_DELTA) from error
             raise StoreUnavailable(f"The Delta table {uri} cannot be read: {first_line(error)}") from error
-        return [HistoryEntry(*row.values()) for row in rows.to_pylist()]
+        return [HistoryEntry(r.version, r.timestamp.astimezone(dt.UTC), r.operation, r.userMetadata) for r in rows]
 
     def detail(self, uri: str) -> dict[str, Any]:
         """What DESCRIBE DETAIL says. Raises StoreUnavailable."""

@@ -44,10 +44,11 @@ class Part:
 PARTS = (
     Part("crash", ("crash",), "not spark and not objects", "each way in which each call, file operation and step may fail, and the loops"),
     Part("brokers", ("brokers",), "", "Kafka and Event Hubs: streams that are killed, pipelines of messages"),
-    Part("delta-spark", ("contract",), "spark", 'the contract on DeltaStore(engine="spark")', lasts=True),
+    Part("delta-spark", ("contract",), "spark and not again", 'the contract on DeltaStore(engine="spark")', lasts=True),
     Part("postgres", ("stores/postgres",), "", "the contract under the least-privilege role"),
     Part("contract", ("contract",), "not spark and not objects", "on PostgreSQL and Delta"),
-    Part("objects", ("contract", "crash"), "objects", "the contract on Delta tables in Azure Blob storage and on S3, requests that fail"),
+    Part("objects", ("contract", "crash"), "objects and not again", "the contract on Azure Blob storage and on S3, requests that fail"),
+    Part("values", ("contract",), "again", "the contract on slow stores, with values left out by `delta-spark` and `objects`", lasts=True),
     Part("delta", ("stores/delta",)),
     Part("spark", ("spark",)),
     Part("others", ("unit", "cli", "docs", "packaging"), "", "all rooms that need minutes only"),
