@@ -72,6 +72,8 @@ def check_schema(
     repeated = sorted({n for n in rows.names if rows.names.count(n) > 1})
     if repeated:
         raise RowsMisfit(f"The rows for {table!r} have more than one column {', '.join(repeated)}. Rename or drop one of them.")
+    if not rows.names:
+        raise RowsMisfit(f"The rows for {table!r} have no columns. Select those of the sink.")
     extra = [n for n in rows.names if n not in sink.names]
     if extra:
         columns = ", ".join(f"`{n}` {sql_type(rows.field(n).type)}" for n in extra)

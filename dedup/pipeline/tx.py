@@ -366,8 +366,8 @@ def _position_of(event: Any) -> pa.Table:
 
 
 def _is_empty(rows: Any) -> bool:
-    """No row at all. A dict without columns is one, and refused."""
-    return isinstance(rows, list) and not rows
+    """No row at all, as of `pa.Table.from_pylist([])`. A dict without columns is one, and refused."""
+    return (isinstance(rows, list) and not rows) or (isinstance(rows, pa.Table) and not rows.num_columns and not rows.num_rows)
 
 
 def _own(rows: Any) -> Any:

@@ -135,8 +135,11 @@ class SparkBatch:
 
     @contextmanager
     def _in_files(self, prepare: Prepare) -> Iterator[EvaluatedInFiles | None]:
-        """Rows that tasks keep in files; None where they cannot, or rows have no positions to be found by. Crash: as of `kept`."""
-        if not prepare.positions or self.tasks is None:
+        """Rows that tasks keep in files; None where they cannot, or rows have no positions to be found by. Crash: as of `kept`.
+
+        None on Spark Connect, too: it would take such a frame for a few bytes, and send all of it to each task for a join.
+        """
+        if not prepare.positions or self.tasks is None or not hasattr(self._batch.sparkSession, "_jsparkSession"):
             yield None
             return
         with keeping.kept(self.tasks, prepare) as found:

@@ -44,7 +44,7 @@ def to_arrow(frame: DataFrame) -> pa.Table:
 
 
 def _to_arrow(frame: DataFrame) -> pa.Table:
-    frame = nullable(frame) if hasattr(frame, "_jdf") else frame  # Spark Connect would ask its server for the types
+    frame = nullable(frame)
     if hasattr(frame, "toArrow"):
         return frame.toArrow()
     schema = arrow_schema(frame.schema)
@@ -175,6 +175,17 @@ def create(session: SparkSession, table: pa.Table, schema: StructType | None = N
     pieces = [(bytearray(_ipc(rows.slice(start, PIECE))),) for start in range(0, rows.num_rows, PIECE)]
     packed = session.createDataFrame(pieces, "rows binary")
     return packed.mapInArrow(_unpacked, schema or spark_schema(rows.schema))
+
+
+def of_any_size(frame: DataFrame) -> DataFrame:
+    """The same rows on classic Spark, which does not know how large they are: it sends what is small to each task for a join.
+
+    So a frame that a task makes out of a number is not taken for a few bytes.
+    """
+    rows, session = frame._jdf, frame.sparkSession
+    rdd = rows.toJavaRDD()
+    unsized: DataFrame = type(frame)(session._jsparkSession.createDataFrame(rdd, rows.schema()), session)
+    return unsized
 
 
 def _unpacked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -187,9 +187,11 @@ class TableOrigin(Origin):
 
 def left_of(table: pa.Table, positions: pa.Table) -> pa.Array:
     """The numbers of the rows whose position is not among `positions`, in their order."""
-    names = positions.column_names
-    rows = table.select(names).append_column("_row", pa.array(range(table.num_rows), pa.int64()))
-    left = rows.join(positions.cast(table.select(names).schema), keys=names, join_type="left anti")["_row"]
+    fields = map(table.schema.field, positions.column_names)
+    # without dictionaries: Arrow joins no columns whose chunks have some of their own
+    schema = pa.schema([f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in fields])
+    rows = table.select(schema.names).cast(schema).append_column("_row", pa.array(range(table.num_rows), pa.int64()))
+    left = rows.join(positions.cast(schema), keys=schema.names, join_type="left anti")["_row"]
     return left.take(pc.sort_indices(left)).combine_chunks()
 
 

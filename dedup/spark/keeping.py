@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -195,6 +195,10 @@ class Share(NamedTuple):
         """How many rows are read for it."""
         return sum(part.rows for part in self.parts)
 
+    def split(self) -> list[Share]:
+        """A share for each file, where the order of the rows is that of the files; else this one."""
+        return [self] if self.order is not None else [self._replace(parts=(part,), lanes=None) for part in self.parts]
+
     def read(self, files: dict[str, pa.Table]) -> pa.Table:
         """The rows in the order of their positions. Raises StoreUnavailable."""
         table = pa.concat_tables([part.read(files) for part in self.parts])
@@ -258,8 +262,9 @@ def _all_here(pieces: pa.Table) -> bool:
         said = next(row["topic"] for row in pieces.to_pylist() if row["path"] is None)
         log.warning("tasks could not keep the rows of the batch (%s): they come by the driver, or by a shuffle", said)
         return False
-    if missing := [path for path in paths if not os.path.exists(path)]:
-        log.warning("%s, which a task has written, is not here: the folder is not shared, and the rows come another way", missing[0])
+    if missing := [path for path in paths if not os.access(path, os.R_OK)]:
+        log.warning("%s, which a task has written, cannot be read here: the folder is not shared, and rows come another way", missing[0])
+        give_up(missing[0])
         return False
     return True
 
@@ -276,18 +281,25 @@ class EvaluatedKept(EvaluatedArrow):
         return found if self.late is None else complete(found.drop_columns([PAYLOAD_HASH]), self.late, found[PAYLOAD_HASH])
 
 
-_Some = TypeVar("_Some", Share, KeptRows)
-
-
-def deal(those: Sequence[_Some], tasks: int) -> list[list[_Some]]:
+def deal(those: Sequence[Share], tasks: int) -> list[list[Share]]:
     """Those for each of at most so many tasks: the largest first, each to the task that has the fewest rows so far."""
-    dealt: list[list[_Some]] = [[] for _ in range(min(tasks, len(those)))]
+    dealt: list[list[Share]] = [[] for _ in range(min(tasks, len(those)))]
     loads = [0] * len(dealt)
     for one in sorted(those, key=lambda one: -one.rows):
         least = loads.index(min(loads))
         dealt[least].append(one)
         loads[least] += one.rows
     return dealt
+
+
+def in_runs(those: Sequence[Share], tasks: int) -> list[list[Share]]:
+    """Those for each of at most so many tasks, in their order, of about as many rows each."""
+    total, before = sum(one.rows for one in those), 0
+    dealt: list[list[Share]] = [[] for _ in range(tasks)]
+    for one in those:
+        dealt[before * tasks // total].append(one)
+        before += one.rows
+    return [mine for mine in dealt if mine]
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,11 +450,19 @@ def giving_up() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _GONE.search(f"{type(error).__name__}: {error}")
+        found = _GONE.search(f"{type(error).__name__}: {_text(error)}")
         if found is None:
             raise
         give_up(found["path"])
         raise StoreUnavailable(found["said"]) from error
+
+
+def _text(error: Exception) -> str:
+    """Of any error: a user's may not be able to tell it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever a user's class raises
+        return ""
 
 
 def path_of(scratch: str) -> str | None:
@@ -457,21 +477,27 @@ def shared_folder(base: str | None) -> AbstractContextManager[str] | None:
     if root in _not_shared:
         return None
     try:
-        os.makedirs(root, exist_ok=True)
+        folder = _made(root, 0o700 if base is None else 0o777)
     except OSError as error:
-        log.warning("%s cannot be made (%s): the rows of batches are shuffled", root, error)
+        log.warning("nothing can be written in %s (%s): the rows of batches are not kept there", root, error)
         _not_shared.add(root)
         return None
-    return _folder(root, 0o700 if base is None else 0o777)
+    return _removed(folder)
 
 
-@contextmanager
-def _folder(root: str, mode: int) -> Iterator[str]:
-    """Removed with the block. Crash: it stays until the next call on this host, or for ever where nobody can tell that its process died."""
+def _made(root: str, mode: int) -> str:
+    """A new folder there. Crash: it stays until the next call on this host, or for ever where nobody can tell that its process died."""
+    os.makedirs(root, exist_ok=True)
     _sweep(root)
     folder = os.path.join(root, _name(holders.this_process()))
     os.mkdir(folder)
     os.chmod(folder, mode)  # whatever the umask: executors may run as another user
+    return folder
+
+
+@contextmanager
+def _removed(folder: str) -> Iterator[str]:
+    """The folder; removed with the block. Crash: as of `_made`."""
     try:
         yield folder
     finally:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self, cast
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
@@ -21,7 +20,7 @@ from dedup.core.keys import HIDDEN
 from dedup.pipeline.batch import Tasks
 from dedup.spark import features
 from dedup.spark.frames import RESULT, ColumnPath, Origin, SparkFrames, Write, columns_of, left_of, written
-from dedup.spark.keeping import EvaluatedInTasks, KeptRows, deal
+from dedup.spark.keeping import EvaluatedInTasks, Share, in_runs
 
 READ = 10_000
 """Rows that a task hands to the JVM at once, as many as Spark hands to a task."""
@@ -46,29 +45,29 @@ class EvaluatedInFiles:
         return self._rows.index
 
     def frame(self, rows: Ints) -> DataFrame:
-        """These rows as a DataFrame; their order is Spark's."""
-        dealt = self.dealt(rows)
+        """These rows as a DataFrame: those of one topic partition in the order of their positions."""
+        dealt = self._dealt(rows)
         read = partial(_read, dealt=dealt, names=self._schema.names)
-        frame = self.frames.session.range(0, len(dealt), 1, max(len(dealt), 1)).mapInArrow(read, self._schema)
+        numbers = self.frames.session.range(0, len(dealt), 1, max(len(dealt), 1)).toDF("number")
+        frame = features.of_any_size(numbers).mapInArrow(read, self._schema)
         self.frames.remember(KeptOrigin(frame, self, rows))
         return frame
 
     def expect(self, rows: Ints) -> None:
         """Nothing to make: a frame is lazy."""
 
-    def dealt(self, rows: Ints) -> list[list[KeptRows]]:
+    def _dealt(self, rows: Ints) -> list[list[Share]]:
         """Where these rows are, for each task that reads."""
-        return deal([part for share in self._rows.frame(np.sort(rows)).shares for part in share.parts], max(self._tasks.cores, 1))
+        return in_runs([one for share in self._rows.frame(rows).shares for one in share.split()], max(self._tasks.cores, 1))
 
     def columns(self, rows: Ints, paths: Mapping[str, ColumnPath]) -> pa.Table:
-        """Columns of these rows, on the driver, under these names."""
-        names = self._schema.names
-        tables = [columns_of(table, paths) for mine in self.dealt(rows) for table in _tables(mine, names)]
+        """Columns of these rows, on the driver, under these names; in the order of `frame`."""
+        tables = [columns_of(table, paths) for table in _tables(self._rows.frame(rows).shares, self._schema.names)]
         return pa.concat_tables(tables or [columns_of(features.arrow_schema(self._schema).empty_table(), paths)])
 
     def written(self, rows: Ints, paths: Mapping[str, ColumnPath], schema: pa.Schema, write: Write) -> list[str]:
         """`write` run by tasks on columns of these rows; its results. Crash: as of `write`."""
-        if not (dealt := self.dealt(rows)):
+        if not (dealt := self._dealt(rows)):
             return []
         task = partial(_write, dealt=dealt, names=self._schema.names, paths=paths, schema=schema, write=write)
         return [str(result) for result in self._tasks.spread(task, len(dealt), RESULT)["result"].to_pylist()]
@@ -103,14 +102,14 @@ class KeptOrigin(Origin):
 # The tasks' side.
 
 
-def _tables(parts: Sequence[KeptRows], names: Sequence[str]) -> Iterator[pa.Table]:
+def _tables(shares: Sequence[Share], names: Sequence[str]) -> Iterator[pa.Table]:
     """Raises StoreUnavailable where a file is gone."""
     files: dict[str, pa.Table] = {}
-    for part in parts:
-        yield part.read(files).select(names)
+    for share in shares:
+        yield share.read(files).select(names)
 
 
-def _read(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _read(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[Share]], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     for number in (number for batch in batches for number in cast("list[int]", batch.column(0).to_pylist())):
         for table in _tables(dealt[number], names):
             yield from table.to_batches(max_chunksize=READ)
@@ -118,7 +117,7 @@ def _read(batches: Iterable[pa.RecordBatch], dealt: Sequence[Sequence[KeptRows]]
 
 def _write(
     number: int,
-    dealt: Sequence[Sequence[KeptRows]],
+    dealt: Sequence[Sequence[Share]],
     names: Sequence[str],
     paths: Mapping[str, ColumnPath],
     schema: pa.Schema,

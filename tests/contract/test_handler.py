@@ -204,6 +204,16 @@ def test_rows_that_do_not_fit_the_sink_are_refused_before_anything_is_sent(place
     assert place.read() == [] == letters(place.store()) and not place.store().head("shop").checkpoints
 
 
+def test_rows_without_columns_are_refused(place: Place) -> None:
+    """A selection of no columns still has its rows, and they are not dropped: the stream stops. A table of nothing has none."""
+    run = consumer(place.store())
+    run._handler = lambda events, tx: tx.write(events.select([]), "orders")
+    with pytest.raises(SinkMismatch, match="no columns"):
+        run(batch(*orders([0])), 0)
+    run._handler = lambda events, tx: tx.write(pa.Table.from_pylist([]), "orders")
+    assert run(batch(*orders([0])), 0).processed == 1 and place.read() == [] == letters(place.store())
+
+
 @pytest.mark.parametrize("shape", of_which(3, ["foreach_batch", "returned", "one of two", "foreach_arrow", "written", "merged"]))
 def test_a_column_that_the_sink_lacks_stops_the_stream_whatever_the_handler_is(place: Place, shape: str) -> None:
     """Schema drift is nobody's event: the error names column and ALTER, and nothing is parked or written, also where one event has it."""

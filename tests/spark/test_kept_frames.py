@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,10 @@ VALUES = {
 
 
 def frame_of(spark: SparkSession, partitions: int = 3) -> DataFrame:
-    """Events of this many partitions with those columns, in four tasks."""
+    """Events of two topics of this many partitions with those columns, in four tasks, of which one has all of a topic."""
     columns = [f"{sql} as {name}" for name, sql in VALUES.items()]
-    place = ["'s' source", "'t' topic", f"cast(id % {partitions} as int) partition", "id sequence_number", "cast('x' as binary) body"]
+    topic = f"if(id < {ROWS // 4}, 'orders', 'returns') topic"
+    place = ["'s' source", topic, f"cast(id % {partitions} as int) partition", "id sequence_number", "cast('x' as binary) body"]
     return spark.range(0, ROWS, 1, 4).selectExpr(*place, *columns)
 
 
@@ -127,6 +129,26 @@ def test_what_is_left_after_a_rejection_can_still_be_picked(kept: Any, monkeypat
     rows = left.select("sequence_number")
     monkeypatch.setattr(features, "map_in_arrow", None)
     assert sorted(int(json.loads(told)[0]) for told in kept.frames.rows(rows).files(texts, ["sequence_number"])) == expected
+
+
+def test_a_join_sends_the_small_table_to_the_tasks(spark: SparkSession, kept: Any) -> None:
+    """Kept rows may be more than a driver holds: Spark must not take them for few, and collect them on it to send them to every task."""
+    customers = spark.range(1000).selectExpr("id sequence_number", "'c' || id customer")
+    joined = kept.frame(np.arange(ROWS)).join(customers, "sequence_number")
+    assert re.findall("Build(?:Left|Right)", joined._jdf.queryExecution().executedPlan().toString()) == ["BuildRight"]
+    assert sorted(row.customer for row in joined.collect()) == sorted(f"c{n}" for n in range(ROWS))
+
+
+def test_rows_of_a_topic_partition_come_in_the_order_of_their_positions(kept: Any) -> None:
+    """Messages of one key are sent in the order of the rows: however the rows are dealt to tasks, and whoever reads the files."""
+    from dedup.core.rows import arrow_of
+
+    frame = kept.frame(np.arange(ROWS))
+    for table in (arrow_of(frame), kept.frames.rows(frame).arrow()):
+        numbers = defaultdict(list)
+        for row in table.select([*POSITION]).to_pylist():
+            numbers[row["topic"], row["partition"]].append(row["sequence_number"])
+        assert sum(map(len, numbers.values())) == ROWS and all(found == sorted(found) for found in numbers.values())
 
 
 @pytest.mark.fast_on("delta")

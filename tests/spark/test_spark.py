@@ -143,7 +143,7 @@ def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: 
     from dedup.spark import batch as of_spark
 
     table = pa.table({"value": [b"x" * 60, b"y" * 60], "offset": [1, 2]})
-    answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None)
+    answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None, schema=())
     batch = of_spark.SparkBatch(answer, None)  # type: ignore[arg-type]
     assert batch.collect(answer) is table  # type: ignore[arg-type]
     monkeypatch.setattr(of_spark, "LARGEST", 120)
@@ -158,7 +158,7 @@ def test_a_result_that_spark_cannot_keep_goes_through_scratch_files(caplog: pyte
         def raises() -> None:
             raise RuntimeError(f"Job aborted due to stage failure: Lost task 0.0 in stage 43.0 (TID 86): {words}")
 
-        return SimpleNamespace(toArrow=raises, sparkSession=None)
+        return SimpleNamespace(toArrow=raises, sparkSession=None, schema=())
 
     lost = fails("TaskResultLost (result lost from block manager)")
     assert of_spark.SparkBatch(lost, None).collect(lost) is None and "spark.driver.memory" in caplog.text
@@ -362,10 +362,13 @@ def test_what_is_read_from_the_log_stays_with_the_tasks(
 
 @pytest.mark.parametrize("collect", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_column_may_be_a_struct_that_is_null(spark: SparkSession, place: Place, tmp_path: Path, collect: bool) -> None:
-    """In the input, with fields that cannot be null; and what a handler writes is made of such a one."""
+    """In the input, with fields that cannot be null; and what a handler writes is such a one, or made of it."""
     from pyspark.sql import functions as F
 
+    from dedup.spark.features import to_arrow
+
     some = "if(id % 2 = 0, null, named_struct('n', id)) some"
+    assert to_arrow(spark.range(2).selectExpr(some))["some"].to_pylist() == [None, {"n": 1}]
     rows = spark.range(6).selectExpr("'t' topic", "0 partition", "id sequence_number", "'b' source", "cast(id as string) id", some)
     made = make(place, decode=None, idempotence_key="id", query="q", collect=collect, scratch=str(tmp_path))
     made._handler = lambda new, tx: tx.write(new.selectExpr("id", "if(id = '4', null, named_struct('m', 7L)).m amount"), "orders")

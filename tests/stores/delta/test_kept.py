@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import pickle
@@ -223,6 +224,38 @@ def test_a_folder_that_cannot_be_made_is_given_up(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(keeping, "_not_shared", set())
     (tmp_path / "file").touch()
     assert [keeping.shared_folder(str(tmp_path / "file/below")) for _ in range(2)] == [None, None]
+
+
+def test_a_folder_that_nothing_can_be_written_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where it is mounted read-only: it is no outage that the stream waits for."""
+    monkeypatch.setattr(keeping, "_not_shared", set())
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", refuse)
+        assert keeping.shared_folder(str(tmp_path)) is None
+    assert keeping.shared_folder(str(tmp_path)) is None
+
+
+def test_a_folder_that_is_not_shared_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the files of tasks are not here, the next batch keeps no rows in vain."""
+    monkeypatch.setattr(keeping, "_not_shared", set())
+    with shared(str(tmp_path)) as folder:
+        assert not keeping._all_here(pa.table({"path": [f"{folder}/elsewhere.arrow"]}))
+    assert keeping.shared_folder(str(tmp_path)) is None
+
+
+def test_an_error_that_cannot_be_told_stays_the_error() -> None:
+    """A user's class may raise where it is asked for its text: the letter is to name that class."""
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    with pytest.raises(Unspeakable), keeping.giving_up():
+        raise Unspeakable
 
 
 def test_only_folders_of_processes_that_are_proven_to_be_gone_are_removed(tmp_path: Path) -> None:
