@@ -223,7 +223,7 @@ class FailurePolicy:
     """For each kind of dead letter, the largest share of recent events that may become one. None: no limit."""
     bisect: bool = True
     """False for a handler that aggregates. It gets the whole batch (in Spark's tasks on PostgreSQL the whole slice of a partition), or the
-    error is BatchTooLarge. An error of the handler then fails the batch."""
+    error is BatchTooLarge. An error of the handler then fails the batch, unless a handler of single events raised it for one of them."""
     errors: Sequence[Rule] = ()
     """Rules (exception type or function of an error, ErrorClass). The first match counts, before the built-in rules."""
     handler_timeout: given.Duration | None = None

@@ -370,7 +370,7 @@ class Consumer(Registered):
         """Raise now what the first batch would be refused for. Changes nothing.
 
         The cases are: no handler; a frame that cannot be mapped; stateful operators upstream; a store that cannot be reached, or was
-        written with other settings; a topic that was created again; Spark workers that lack a package (one worker is asked).
+        written with other settings; a topic that was created again; Spark workers that lack a package (one of each core is asked).
 
         Logs a warning if only positions will distinguish events (no headers and no `idempotence_key=`), and for a Kafka stream without
         `source=` or `incarnation=`. The first batch does the same.

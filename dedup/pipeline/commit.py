@@ -297,7 +297,7 @@ def decide_chunk(chunk: Chunk, store: Store, transaction: Transaction, policy: P
     Crash: until the commit step has acted nothing of the chunk is true; from then on all of it is.
     """
     head = transaction.head
-    _check_assumptions(chunk.assumed, head)
+    check_assumptions(chunk.assumed, head)
     guards.refuse_others(head, chunk.topic_ids)
     sifted = _sift(chunk, transaction, head, store.on_step)
     refuse_other_events(chunk, sifted, transaction, store, policy.on_key_conflict)
@@ -352,10 +352,10 @@ def _expect(chunk: Chunk, sifted: Sifted, known: pa.Table) -> None:
     chunk.batch.expect(settled.index.order[settled.index.arrived(settled.new)])
 
 
-def _check_assumptions(assumed: Head, head: Head) -> None:
+def check_assumptions(assumed: Head, head: Head) -> None:
     """Keys depend on the keyspace and on incarnations; a person may have changed them since they were computed.
 
-    And nothing is committed on top of a state that lacks what came before: the database may have failed over since.
+    And nothing is committed on top of a state that lacks what came before: the database may have failed over since. Raises CommitConflict.
     """
     if (assumed.keyspace, dict(assumed.incarnations)) != (head.keyspace, dict(head.incarnations)):
         raise CommitConflict(f"Consumer {head.consumer!r}: its incarnations or its keyspace changed while the batch was prepared.")

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from checkpoint.errors import HandlerError, RowsMisfit, RowsRefused
 from checkpoint.position import Ints
-from deadletter.redact import redact
+from deadletter.failure import MESSAGE_BYTES, clean
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index
 from dedup.core.near import like
@@ -335,10 +335,11 @@ class Tx:
 
 
 def _text(reason: Any) -> str:
+    """A letter's reason: whatever a handler says, in a form that every store takes, and cut as the text of an error is."""
     if isinstance(reason, str):
-        return reason
+        return clean(reason, MESSAGE_BYTES)
     if isinstance(reason, Exception):
-        return redact(f"{type(reason).__name__}: {reason}")
+        return clean(f"{type(reason).__name__}: {reason}", MESSAGE_BYTES)
     raise HandlerError(f"The reason of a dead letter is a text or an exception, not {type(reason).__name__}.")
 
 

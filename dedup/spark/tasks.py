@@ -7,6 +7,7 @@ of the driver decides a batch, they only run the handler: spark/handling.py. Eit
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 import pickle
 import uuid
@@ -31,7 +32,7 @@ from checkpoint.position import Partition
 from deadletter import outage
 from deadletter.classify import is_cancelled
 from deadletter.crashes import Marker, cancelled, untried
-from deadletter.failure import Elsewhere
+from deadletter.failure import describe
 from deadletter.parked import tell_parked, together
 from deadletter.policy import OwnPolicy
 from dedup.core.envelope import ENVELOPE, POSITION
@@ -40,7 +41,7 @@ from dedup.core.store import Slicing
 from dedup.decode.prepare import Prepare
 from dedup.pipeline import company
 from dedup.pipeline.batch import Batch, EvaluatedArrow, RunShare, RunTask, Tasks
-from dedup.pipeline.commit import Chunk, Culprits, Job, commit_batch, commit_chunk, guard, index_of, reached
+from dedup.pipeline.commit import Chunk, Culprits, Job, check_assumptions, commit_batch, commit_chunk, guard, index_of, reached
 from dedup.pipeline.handlers import A_TASK, MOST_TASKS, Where
 from dedup.pipeline.report import Report
 from dedup.spark import committing, features, keeping, workers
@@ -88,7 +89,7 @@ class SparkTasks:
             ) from error
 
     def ask_worker(self, consumer: str, *packed: bytes) -> None:
-        """Ask one worker whether it can unpack this. Raises ConfigError, with what to set, where it cannot."""
+        """Ask a worker of each core, on Spark Connect one, whether it can unpack this. Raises ConfigError, with what to set."""
         workers.check(self._batch.sparkSession, consumer, packed)
 
     def prepared(self, prepare: Prepare) -> DataFrame:
@@ -232,11 +233,13 @@ def _commit_kept(job: Job, tasks: Tasks, head: Head, run: Run, kept: KeptSlices,
     """The slices of rows that are kept in files: their first positions are known, so that gaps are looked for before anything is written.
 
     Raises:
-        PositionGap, and what `guard` raises.
+        PositionGap, and what `guard` raises. CommitConflict: keys are others by now than those that the rows were prepared with.
     """
     firsts = {partition: first for partition, (first, _) in kept.index.spans.items()}
     if guards.gaps(head, run, firsts):  # a slice may have committed more than the driver knows
-        head = replace(job.store.head(job.name), epoch=head.epoch)
+        now = replace(job.store.head(job.name), epoch=head.epoch)
+        check_assumptions(head, now)
+        head = now
     guard(job, head, run, firsts)
     outcomes = _run_tasks(job, tasks, head, run, frozenset(firsts), alone=alone, kept=kept)
     for lost in [row["lost"] for row in outcomes if row["lost"] is not None]:
@@ -338,8 +341,9 @@ def _raise_worst(errors: list[BaseException], failures: OwnPolicy) -> None:
     """Of several errors that one which waiting cannot mend; then that of a budget, whose slice says why."""
     if not errors:
         return
-    for error in errors:
-        log.warning("a slice failed: %s", error if isinstance(error, Elsewhere) else f"{type(error).__name__}: {error}")
+    for failure in (describe(error, dt.datetime.now(dt.UTC)) for error in errors):
+        said = "" if failures.redact is not None else f": {failure.message}"  # what letters hide is not for logs
+        log.warning("a slice failed: %s%s", failure.error_type, said)
     raise min(errors, key=partial(_rank, failures=failures))
 
 

@@ -74,6 +74,10 @@ class PanicException(BaseException):
     """Named like what a library written in Rust raises where it gives up."""
 
 
+class FunctionTimedOut(BaseException):
+    """Named like what a library raises, past every `except Exception`, where a call takes too long."""
+
+
 class Unspeakable(Exception):
     """Neither text nor pickle can be had of it."""
 
@@ -168,9 +172,10 @@ def test_a_hostile_event_becomes_one_letter(place: Place, what: str) -> None:
             raises(lambda: Hostile(b"\xff\0", "\0\ud800", LONG, HOSTILE)),
             recursing,
             raises(PanicException),
+            raises(FunctionTimedOut),
         ],
     ),
-    ids=["unspeakable", "sys.exit", "cancelled", "text of everything", "recursion", "panic"],
+    ids=["unspeakable", "sys.exit", "cancelled", "text of everything", "recursion", "panic", "time-out"],
 )
 def test_a_hostile_exception_becomes_one_letter(place: Place, act: Callable[[pa.Table], None]) -> None:
     """Whatever the exception does when it is looked at, its event is parked and the others pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from deadletter.plans import reason_of
 from deadletter.selection import Selection
 from dedup import Consumer, decode
 from dedup.reprocessing.letters import reprocess
-from kit.orders import assert_proven, batch, consumer, event, letters
+from kit.orders import assert_proven, batch, consumer, event, letters, orders
 from kit.places import Place
 
 ORDER = decode.json("id STRING NOT NULL, amount BIGINT, price DECIMAL(10, 2)")
@@ -128,3 +129,22 @@ def test_a_reason_that_is_cut_says_so() -> None:
     at = dt.datetime.now(dt.UTC)
     assert reason_of(Failure("ValueError", "too\nbad", "", "f", at)) == "ValueError: too bad"
     assert reason_of(Failure("ValueError", "x" * 1000, "", "f", at)) == f"ValueError: {'x' * 299}…"
+
+
+REASONS_OF_ALL_KINDS = {"half": "half \ud83d", "nul": "NUL \0", "long": "long " * 10_000, "error": ValueError("half \udcff")}
+
+
+@pytest.mark.parametrize("kind", REASONS_OF_ALL_KINDS)
+def test_any_text_may_be_the_reason(place: Place, kind: str) -> None:
+    """A text that a handler made of a body, which no store or file takes as it is: the event is parked, and the stream goes on."""
+    run, reason = consumer(place.store(), budget=None), REASONS_OF_ALL_KINDS[kind]
+
+    def handler(events: pa.Table, tx: Any) -> None:
+        tx.reject(events, pa.array([n == 1 for n in events["sequence_number"].to_pylist()]), reason)
+
+    run._handler = handler
+    assert run(batch(*orders(range(3))), 0).dead_lettered == 1
+    (letter,) = letters(place.store())
+    assert letter["kind"] == "REJECTED" and len(letter["reason"].encode()) <= 10_000
+    assert str(reason)[:4] in letter["reason"] and run(batch(*orders([3])), 1).processed == 1
+    assert_proven(place.store())

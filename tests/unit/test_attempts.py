@@ -246,7 +246,7 @@ def test_a_known_culprit_that_passes_now_takes_effect_in_its_place() -> None:
     assert made.run().failed == {} and effects.rows == list(range(8)) and runs == [2, 1, 1, 3, 1]
 
 
-class Killed(BaseException):
+class Killed(KeyboardInterrupt):
     """The process died."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from checkpoint.changes import reset
 from checkpoint.errors import PositionGap, StoreUnavailable
 from dedup.decode.prepare import Prepare
 from dedup.spark import keeping
@@ -91,6 +92,25 @@ def test_a_gap_is_refused_before_any_slice_begins(base: PostgresPlace, keeps: bo
         run_in(Tasks(late, keeps=keeps), made, late, 1)
     assert len(base.read()) == 8
     assert_proven(base.store())
+
+
+def test_keys_of_a_life_that_ended_meanwhile_do_not_count(base: PostgresPlace) -> None:
+    """A person resets the consumer while tasks prepare rows, and a gap has the driver look again: in the new life these keys are new."""
+
+    class Reset(Tasks):
+        def keep(self, prepare: Prepare, folder: str) -> Any:
+            """The consumer is reset, once, as soon as the rows are there."""
+            found = super().keep(prepare, folder)
+            if not base.store().head("shop").keyspace:
+                base.store().amend("shop", reset, by="ann", reason="again")
+            return found
+
+    repeated = batch(event(9, "p0-0", 0), event(10, "p0-1", 1))
+    for query, tasks_of, rows in (("first", Tasks, batch(*orders(range(3)))), ("later", Reset, repeated)):
+        made = bare(base.store(), query=query)
+        made.foreach(into="orders")(lambda event, tx: dict(event.data))
+        run_in(tasks_of(rows), made, rows)
+    assert sorted(ids(base.read())) == ["p0-0", "p0-0", "p0-1", "p0-1", "p0-2"]
 
 
 def test_a_file_that_is_gone_decides_nothing_and_the_next_try_is_shuffled(
