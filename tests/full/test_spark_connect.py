@@ -22,19 +22,27 @@ PARTS = {"streams": ("spark", "outbox_spark"), "tasks": ("foreach_spark", "forea
 
 _NO_PLAN = "the plan is not shown (how-to/spark-connect.md)"
 
+_SETTINGS = "it changes settings of Parquet by the product's own code"
+
+_ELSEWHERE = "the folder is one of the server's"
+
 LEFT_OUT = {
     "connect": {
         "test_stateful_operators_upstream_are_refused_before_anything_is_written": _NO_PLAN,
         "test_run_raises_the_error_of_ours_that_ended_the_query": "the callback runs in a process of the server (how-to/spark-connect.md)",
         "and_a_driver_that_dies": "the driver that dies is a process of its own, on classic Spark",
+        "test_a_scratch_folder_that_cannot_be_made_is_named": _ELSEWHERE,
+        "test_staged_rows_have_the_types_that_they_were_written_with": "types are found at the write, which has these settings",
     },
     "managed": {
         "test_stateful_operators_upstream_are_refused_before_anything_is_written": _NO_PLAN,
         "test_check_and_run_go_from_start_to_end": _NO_PLAN
         + ", so a stream of files is not told from one of Kafka; the rest runs on Connect",
         "test_an_error_of_ours_stops_the_query_with_its_message": "two queries in one process; on such platforms each has one of its own",
-        "test_scratch_files_hold_the_values_of_the_batch": "it changes settings of Parquet by the product's own code",
+        "test_scratch_files_hold_the_values_of_the_batch": _SETTINGS,
         "and_a_driver_that_dies": "the driver that dies is a process of its own, without limits",
+        "test_a_scratch_folder_that_cannot_be_made_is_named": _ELSEWHERE,
+        "test_staged_rows_have_the_types_that_they_were_written_with": _SETTINGS,
     },
 }
 """Kind of session -> tests, or values of their parameters, and why they do not run there."""
