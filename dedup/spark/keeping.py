@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from checkpoint import holders
 from checkpoint.errors import StoreUnavailable
 from checkpoint.position import Ints
+from deadletter import outage
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.keys import SEQUENCE
 from dedup.core.rows import ArrowFrames, in_utc, picked
@@ -450,19 +451,11 @@ def giving_up() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        found = _GONE.search(f"{type(error).__name__}: {_text(error)}")
+        found = _GONE.search(outage.words(error))
         if found is None:
             raise
         give_up(found["path"])
         raise StoreUnavailable(found["said"]) from error
-
-
-def _text(error: Exception) -> str:
-    """Of any error: a user's may not be able to tell it."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - whatever a user's class raises
-        return ""
 
 
 def path_of(scratch: str) -> str | None:
