@@ -39,9 +39,6 @@ KEYS_FOLDER = "keys"
 
 KINDS = ("write", "read", "delete")
 
-COMPACTED = "/section%3Dkeys/"
-"""In the paths of what a compaction has written."""
-
 Values = dict[str, tuple[float, str]]
 """Constant -> value and unit."""
 
@@ -104,6 +101,12 @@ class _Storage(NamedTuple):
     home: Path
     partitions: int
 
+    def compacted(self, most: int) -> set[str]:
+        """The names of the ledger's files that have keys of several batches: more than `most`."""
+        table = DeltaTable(f"{self.place}/state/ledger/{NAME}", storage_options=self.settings)
+        adds = pa.table(table.get_add_actions(flatten=True)).select(["path", "num_records", "partition.section"]).to_pylist()
+        return {add["path"].rpartition("/")[2] for add in adds if add["partition.section"] == KEYS and add["num_records"] > most}
+
     @contextmanager
     def process(self, keys_folder: str = "kept") -> Iterator[Any]:
         """Gives what does a step in a process of its own, and tells the requests of it."""
@@ -139,11 +142,13 @@ def _requests_of(storage: _Storage, amounts: Amounts) -> Values:
         for _ in range(amounts.batches // 2):  # to the middle between two checkpoints of the sink's log
             do(step="batch", events=events)
         do(step="verify")
+    compacted = storage.compacted(max(events, amounts.events))
     with storage.process() as do:
         files = do(step="batch", events=events)
     with storage.process("none") as do:
         ledger = do(step="batch", events=events)
-    return {**_of_batch(storage.partitions, usual), **_of_start(storage.partitions, usual, files), **_of_files(storage.partitions, ledger)}
+    partitions = storage.partitions
+    return _of_batch(partitions, usual) | _of_start(partitions, usual, files) | _of_files(partitions, compacted, ledger)
 
 
 def _of_batch(partitions: int, usual: list[Counter[str]]) -> Values:
@@ -158,10 +163,10 @@ def _of_start(partitions: int, usual: list[Counter[str]], first: list[Any]) -> V
     return {f"delta/restart_{kind}s_{partitions}p": (kinds(first)[kind] - batch[kind], "requests") for kind in KINDS[:2]}
 
 
-def _of_files(partitions: int, first: list[Any]) -> Values:
+def _of_files(partitions: int, compacted: set[str], first: list[Any]) -> Values:
     """Of each file of keys that a compaction has made, and that only a start without files of keys reads."""
-    read = [one.path.split("?")[0] for one in first if COMPACTED in one.path]
-    assert read, "no file was compacted"
+    read = [name for name in (one.path.split("?")[0].rpartition("/")[2] for one in first) if name in compacted]
+    assert read and set(read) == compacted, f"{len(compacted)} files were compacted, {len(set(read))} of them were read"
     return {f"delta/compacted_reads_{partitions}p": (round(len(read) / len(set(read)), 1), "requests of a file")}
 
 
