@@ -34,6 +34,9 @@ _LOOKED_AT = 100
 _DEEPEST = 200
 """Containers inside one another."""
 
+LARGEST = 2**31 - 1
+"""Bytes of a column in one piece: pyarrow takes rows of a table from one piece alone (pyarrow 26: "offset overflow")."""
+
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, Decimal, dt.datetime, dt.date})
 """What cannot change, and is most of what rows hold."""
 
@@ -151,7 +154,26 @@ def picked(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     first = int(rows[0]) if len(rows) else 0
     if (rows == np.arange(first, first + len(rows))).all():
         return table.slice(first, len(rows))
-    return table.take(pa.array(rows))
+    return taken(table, rows)
+
+
+def taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """These rows, in this order, however large the table is."""
+    if fits_in_one_piece(table):
+        return table.take(pa.array(rows))
+    wanted, back = np.unique(rows, return_inverse=True)
+    chosen = np.zeros(table.num_rows, dtype=bool)
+    chosen[wanted] = True
+    table = table.filter(pa.array(chosen))  # keeps the pieces
+    if len(rows) == table.num_rows and bool((back[1:] > back[:-1]).all()):
+        return table
+    half = len(rows) // 2
+    return pa.concat_tables([taken(table, back[:half]), taken(table, back[half:])])
+
+
+def fits_in_one_piece(table: pa.Table) -> bool:
+    """Whether no column is too large for that."""
+    return max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST
 
 
 def without_views(table: pa.Table) -> pa.Table:

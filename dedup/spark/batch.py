@@ -29,6 +29,7 @@ from checkpoint.errors import ConfigError, StoreUnavailable
 from checkpoint.position import Ints, Ranges
 from deadletter import outage
 from dedup.core.keys import HIDDEN
+from dedup.core.rows import fits_in_one_piece
 from dedup.core.store import Frames
 from dedup.decode.prepare import Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedBatch, Tasks, index_columns, numbered, process_run, visible
@@ -58,9 +59,6 @@ TOO_LARGE = {
     **dict.fromkeys(outage.HEAP, "the memory of Spark's processes (spark.driver.memory, spark.executor.memory)"),
 }
 """Words in an error of Spark -> what the rows of a batch were too large for."""
-
-LARGEST = 2**31 - 1
-"""Bytes of a column that pyarrow takes rows from."""
 
 TOLD_WITHIN = 60.0
 """Seconds after a write in which Spark says how many rows it wrote."""
@@ -195,7 +193,7 @@ class SparkBatch:
                 raise
             log.warning("the batch is larger than %s; using scratch files", reason)
             return None
-        if max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST:
+        if fits_in_one_piece(table):
             return table
         log.warning("the batch has a column of more than 2 GB; using scratch files")
         return None

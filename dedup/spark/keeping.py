@@ -32,7 +32,7 @@ from checkpoint.position import Ints
 from deadletter import outage
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.keys import SEQUENCE
-from dedup.core.rows import ArrowFrames, in_utc, picked
+from dedup.core.rows import ArrowFrames, in_utc, picked, taken
 from dedup.core.store import Frames
 from dedup.decode.prepare import PAYLOAD_HASH, Prepare, complete, payload_hashes, prepare_keys
 from dedup.pipeline.batch import EvaluatedArrow, EvaluatedBatch, Evaluating, index_columns
@@ -203,7 +203,7 @@ class Share(NamedTuple):
     def read(self, files: dict[str, pa.Table]) -> pa.Table:
         """The rows in the order of their positions. Raises StoreUnavailable."""
         table = pa.concat_tables([part.read(files) for part in self.parts])
-        return table if self.order is None else table.take(pa.array(self.order))
+        return table if self.order is None else taken(table, self.order)
 
 
 # The driver's side.
@@ -372,7 +372,7 @@ class EvaluatedInTasks:
             return self.index
         files: dict[str, pa.Table] = {}
         parts = list(self._parts(wanted)) or list(self._parts(np.zeros(1, np.int64)))  # of no rows: their columns
-        found = pa.concat_tables([part.read(files) for part in parts]).take(pa.array(back))
+        found = taken(pa.concat_tables([part.read(files) for part in parts]), back)
         return found if self.late is None else complete(found.drop_columns([PAYLOAD_HASH]), self.late, pa.array(self._hashes[rows]))
 
     def frame(self, rows: Ints) -> KeptFrame:

@@ -185,22 +185,28 @@ select exists (
 
 -- name: room
 -- How many connections this role may have for the tasks of a consumer: what server, database and role allow, less what others use.
--- One snapshot; sessions of this consumer's own tasks count as room.
-with used as (
-    select a.datname, a.usename from pg_stat_activity a
-    where a.backend_type = 'client backend' and not exists (
+-- One snapshot. Sessions of this consumer's own tasks count as room: a task has up to two, and the register of members names one of them.
+with session as (
+    select a.datname, a.usename, exists (
         select from {schema}.member m join {schema}.consumer c on c.id = m.consumer_id
         where c.name = %(consumer)s and not c.joint and m.backend_pid = a.pid
-    )
+    ) as own
+    from pg_stat_activity a where a.backend_type = 'client backend'
+),
+used as (
+    select greatest(0, count(*) - 2 * count(*) filter (where own)) as sessions,
+        greatest(0, count(*) filter (where usename = session_user) - 2 * count(*) filter (where own)) as of_role,
+        greatest(0, count(*) filter (where datname = current_database()) - 2 * count(*) filter (where own)) as of_database
+    from session
 )
 select greatest(0, least(
     current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-        - coalesce(nullif(current_setting('reserved_connections', true), ''), '0')::int - (select count(*) from used),
-    (select case when rolconnlimit < 0 then 1000000 else rolconnlimit - (select count(*) from used where usename = session_user) end
-     from pg_roles where rolname = session_user),
-    (select case when datconnlimit < 0 then 1000000 else datconnlimit - (select count(*) from used where datname = current_database()) end
+        - coalesce(nullif(current_setting('reserved_connections', true), ''), '0')::int - used.sessions,
+    (select case when rolconnlimit < 0 then 1000000 else rolconnlimit - used.of_role end from pg_roles where rolname = session_user),
+    (select case when datconnlimit < 0 then 1000000 else datconnlimit - used.of_database end
      from pg_database where datname = current_database())
-));
+))
+from used;
 
 -- name: drop_members
 -- Forget runner processes of older epochs.

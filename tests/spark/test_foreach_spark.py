@@ -242,7 +242,7 @@ def test_connections_have_a_cap_and_a_database_with_fewer_is_refused(spark: Spar
 @pytest.mark.full
 @pytest.mark.postgres
 def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSession, base: PostgresPlace) -> None:
-    """Where every core may have its connections, a Python worker opens them once: each process has one session for all batches."""
+    """Where every core may have its connections, a Python worker opens them once, and a restart takes them for room of its own tasks."""
     made = bare(base.store())
 
     @made.foreach(into="orders")
@@ -253,6 +253,10 @@ def test_connections_stay_with_their_process_from_batch_to_batch(spark: SparkSes
         made(frame(spark, *spread(range(4 * number, 4 * number + 4))), number)
     pairs = [(r["id"], r["amount"]) for r in base.read()]
     assert len(pairs) == 36 and len(set(pairs)) == len({process for process, _ in pairs}) <= 4
+    made.store.close()
+    # Ten: base.execute keeps one session, the driver of the restart has another, and four tasks have two each.
+    base.execute("do $$ begin execute format('alter database %I connection limit 10', current_database()); end $$")
+    assert each(base.store())(frame(spark, *spread(range(12, 16))), 3).processed == 12
 
 
 @pytest.mark.full

@@ -146,7 +146,7 @@ def test_a_column_too_large_for_pyarrow_goes_through_scratch_files(monkeypatch: 
     answer = SimpleNamespace(toArrow=lambda: table, sparkSession=None, schema=())
     batch = of_spark.SparkBatch(answer, None)  # type: ignore[arg-type]
     assert batch.collect(answer) is table  # type: ignore[arg-type]
-    monkeypatch.setattr(of_spark, "LARGEST", 120)
+    monkeypatch.setattr("dedup.core.rows.LARGEST", 120)
     assert batch.collect(answer) is None  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from dedup.core import rows as arrow_frames
 from dedup.core.index import INDEX_COLUMNS, Keys
 from dedup.core.keys import key_words
 from dedup.core.planning import Order
-from dedup.core.rows import ArrowFrames, picked
+from dedup.core.rows import ArrowFrames, picked, taken
 
 POSITIONS = pa.schema(zip(INDEX_COLUMNS[:5], (pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64()), strict=True))
 
@@ -61,6 +61,23 @@ def test_rows_are_picked_as_taken(count: int, cut: int, rows: list[int]) -> None
     whole = pa.concat_tables([whole.slice(0, cut), whole.slice(cut)])
     for chosen in (np.array(rows, dtype=np.int64), np.arange(min(cut, 6 - count), min(cut, 6 - count) + count)):
         assert picked(whole, chosen).to_pylist() == whole.take(pa.array(chosen, pa.int64())).to_pylist()
+
+
+@given(rows=st.lists(st.integers(0, 5), max_size=8), most=st.integers(1, 40))
+def test_rows_of_more_than_one_piece_are_those_of_one(rows: list[int], most: int) -> None:
+    """Of a table that is too large for one piece the same rows come, in the same order."""
+    whole = pa.concat_tables([pa.table({"n": [n], "b": [b"x" * n]}) for n in range(6)])
+    chosen = np.array(rows, dtype=np.int64)
+    with patch.object(arrow_frames, "LARGEST", most):
+        found = taken(whole, chosen)
+    assert found.to_pylist() == whole.take(pa.array(chosen)).to_pylist()
+
+
+def test_rows_of_more_than_two_gibibytes_are_taken() -> None:
+    """Arrow itself refuses to take a single row of them. The pieces share one buffer, so that they need no memory."""
+    piece = pa.table({"n": [0, 1], "b": [b"x" * 2**28] * 2})
+    whole = pa.concat_tables([piece] * 5)
+    assert taken(whole, np.array([9, 0, 9])).column("n").to_pylist() == [1, 0, 1]
 
 
 @settings(deadline=None)
