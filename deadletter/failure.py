@@ -21,7 +21,7 @@ from deadletter.redact import redact
 
 MESSAGE_BYTES = 10_000
 STACK_BYTES = 50_000
-_TYPE_BYTES = 500
+TYPE_BYTES = 500
 _MARGIN = 100_000
 """Characters beyond a limit that are redacted with the text, so that no cut separates a secret from the words that give it away."""
 
@@ -90,12 +90,12 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
     """
     if type(error) is Elsewhere:  # isinstance would ask a hostile error for its __class__
         return replace(error.failure, kind=kind)
-    text = _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
+    text = text_of(error)
     raised = (_type_name(error), text, _frames(error))
     error_type, message, frames = (_of_worker(text) or _of_java(text, raised[2]) or raised) if _is_of_spark(error) else raised
-    error_type, message = clean(error_type, _TYPE_BYTES), clean(message, MESSAGE_BYTES)
+    error_type, message = clean(error_type, TYPE_BYTES), clean(message, MESSAGE_BYTES)
     stack = _asked(lambda: "".join(traceback.format_exception(error)), f"{error_type}: {message}")
-    place = clean(_own(frames), _TYPE_BYTES)
+    place = clean(_own(frames), TYPE_BYTES)
     first_line = next((line for line in message.splitlines() if line.strip()), "")[:500]
     return Failure(
         error_type=error_type,
@@ -106,6 +106,11 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
         kind=kind,
         place=place,
     )
+
+
+def text_of(error: BaseException) -> str:
+    """What it says, uncleaned."""
+    return _asked(lambda: str(error), "(its text cannot be had: __str__ failed)")
 
 
 def clean(text: str, limit: int, tail: float = 0.0) -> str:

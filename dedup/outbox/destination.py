@@ -9,6 +9,7 @@ from typing import Protocol
 from checkpoint import given
 from checkpoint.errors import DestinationUnavailable
 from deadletter.classify import classify
+from deadletter.failure import text_of
 from deadletter.known import SYSTEMIC, TRANSIENT
 from dedup.core.messages import Line, Message
 from dedup.core.settings import CALL
@@ -26,7 +27,7 @@ class SendFailure:
     @classmethod
     def of(cls, error: BaseException, *, permanent: bool) -> SendFailure:
         """From an exception."""
-        return cls(type(error).__name__, str(error)[:2_000], permanent)
+        return cls(type(error).__name__, text_of(error)[:2_000], permanent)
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,4 @@ def _failure(error: Exception) -> SendFailure:
 
 def _refuse_systemic(error: Exception) -> None:
     if classify(error) == SYSTEMIC:
-        raise DestinationUnavailable(f"The destination cannot be reached: {type(error).__name__}: {error}") from error
+        raise DestinationUnavailable(f"The destination cannot be reached: {type(error).__name__}: {text_of(error)}") from error

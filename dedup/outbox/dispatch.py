@@ -24,6 +24,7 @@ from typing import Any
 
 from checkpoint import given
 from checkpoint.errors import DedupError, DestinationUnavailable, StoreUnavailable
+from deadletter.failure import MESSAGE_BYTES, TYPE_BYTES, clean, text_of
 from dedup import logs
 from dedup.core.messages import Asked, Failed, Line, Marks, Message, Outbox
 from dedup.core.settings import DISPATCHER, PATIENCE
@@ -87,7 +88,7 @@ def judge(messages: Sequence[Message], outcome: Outcome, attempts: int) -> Marks
     """What to note of a turn. Pure."""
     if not outcome.failed and not outcome.unsent:
         return Marks(sent=[message.number for message in messages])
-    failed = {place: _failed(messages[place], outcome, place) for place in outcome.failed}
+    failed = {place: noted(messages[place].number, failure) for place, failure in outcome.failed.items()}
     over = {p for p, f in outcome.failed.items() if f.permanent or messages[p].attempts + 1 >= attempts}
     return Marks(
         sent=[m.number for place, m in enumerate(messages) if place not in outcome.failed and place not in outcome.unsent],
@@ -96,9 +97,9 @@ def judge(messages: Sequence[Message], outcome: Outcome, attempts: int) -> Marks
     )
 
 
-def _failed(message: Message, outcome: Outcome, place: int) -> Failed:
-    failure = outcome.failed[place]
-    return Failed(message.number, failure.error_type, failure.error_message)
+def noted(number: int, failure: SendFailure) -> Failed:
+    """What is kept of it: redacted, and a text that every store takes. Of a function's error it may hold whatever a body holds."""
+    return Failed(number, clean(failure.error_type, TYPE_BYTES), clean(failure.error_message, MESSAGE_BYTES))
 
 
 class _Resting:
@@ -342,7 +343,7 @@ def asked(destination: Destination, messages: Sequence[Message]) -> Outcome:
     except DedupError:
         raise
     except Exception as error:
-        raise DestinationUnavailable(f"The destination raised {type(error).__name__}: {str(error)[:300]}") from error
+        raise DestinationUnavailable(f"The destination raised {type(error).__name__}: {text_of(error)[:300]}") from error
     if (wrong := _misfit(outcome, len(messages))) is not None:
         raise DestinationUnavailable(f"{type(destination).__name__}.send returned {wrong}: nobody knows what it has sent.")
     return outcome

@@ -13,7 +13,7 @@ from typing import Protocol
 from checkpoint.errors import DestinationUnavailable
 from dedup.core.messages import Asked, Failed, Marks, Message, Outbox
 from dedup.outbox.destination import Outcome
-from dedup.outbox.dispatch import Dispatcher, TookNothing, log
+from dedup.outbox.dispatch import Dispatcher, TookNothing, log, noted
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class ExactlyOnce(Dispatcher):
         dead = None
         if len(outcome.failed) == 1:
             place, failure = next(iter(outcome.failed.items()))
-            dead = Failed(flight.messages[place].number, failure.error_type, failure.error_message)
+            dead = noted(flight.messages[place].number, failure)
         self._flights.ground(flight, dead)
         self._limit = max(1, len(flight.messages) // 2) if dead is None else self._limit
         return Marks(dead=[dead] if dead else [])

@@ -15,7 +15,7 @@ import pytest
 
 from checkpoint.errors import ConfigError, DestinationUnavailable, StoreUnavailable
 from dedup.core.messages import LANES, Asked, Chosen, Marks
-from dedup.outbox import Dispatcher, Message, Outcome
+from dedup.outbox import Call, Dispatcher, Message, Outcome, State
 from dedup.outbox.destination import SendFailure
 from dedup.outbox.dispatch import Patience
 from fixtures.variants import of_which
@@ -108,6 +108,32 @@ def test_an_outcome_that_nobody_understands_fails_no_batch(
     assert states(place) == {"WAITING": 1} and re.search(f"Odd.send returned an Outcome.*{said}", caplog.text)
     with pytest.raises(DestinationUnavailable, match=said):
         Dispatcher(place.store().outbox("shop"), Odd()).once()
+
+
+@pytest.mark.parametrize("whose", of_which(1, ["a function's error", "a failure of one's own"]))
+def test_a_failure_of_any_text_is_kept_with_its_message(place: Place, whose: str) -> None:
+    """Half a surrogate, NUL and a secret in what a receiver says of a body: the other message is sent once, and this one is dead."""
+    text, sent = "no customer \ud83d\0, password=hunter2", list[Message]()
+
+    def book(messages: Sequence[Message]) -> None:
+        if any(message.body == b"odd" for message in messages):
+            raise ValueError(text)
+        sent.extend(messages)
+
+    class Odd:
+        def send(self, messages: Sequence[Message]) -> Outcome:
+            wrong = {n: SendFailure("E\ud83d", text, permanent=True) for n, message in enumerate(messages) if message.body == b"odd"}
+            sent.extend(message for n, message in enumerate(messages) if n not in wrong)
+            return Outcome(wrong)
+
+        def close(self) -> None: ...
+
+    run = publisher(place.store())
+    run.dispatch_to(Call(book) if whose == "a function's error" else Odd())
+    assert run(batch(event(0, "good"), event(1, "odd")), 0).processed == 2
+    assert [message.body for message in sent] == [b"good"] and states(place) == {"SENT": 1, "DEAD": 1}
+    (dead,) = place.store().outbox("shop").entries(Chosen(states=(State.DEAD,)))
+    assert dead.error_message == "no customer \\ud83d\\x00, password=***"
 
 
 def test_a_dispatcher_tries_again_whatever_a_destination_raises(place: Place) -> None:
