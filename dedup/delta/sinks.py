@@ -65,6 +65,12 @@ _COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start", "CU
 
 _PARTITION_TYPES = (pa.types.is_integer, pa.types.is_string, pa.types.is_boolean, pa.types.is_date, pa.types.is_decimal)
 
+_EMPTIED = ("string", "binary")
+"""Types of partition columns in which Delta takes an empty value for NULL."""
+
+_LIMIT = "the length limit of {}"
+"""The name of a constraint of one column."""
+
 DELETE = "_dedup_delete"
 """Column of staged rows: true deletes the sink's row."""
 
@@ -107,6 +113,8 @@ class Sink:
     generated: dict[str, str] = field(default_factory=dict)  # generated column -> SQL
     always: frozenset[str] = frozenset()  # identity columns that rows must not bring
     constraints: dict[str, str] = field(default_factory=dict)  # what rows must satisfy besides types and NOT NULL: name -> SQL
+    if_there: dict[str, str] = field(default_factory=dict)  # constraint that counts only for rows with this column -> column
+    defaults: dict[str, str] = field(default_factory=dict)  # column that rows may lack -> SQL
     indexed: int = INDEXED_COLUMNS
     unwritable: dict[str, str] = field(default_factory=dict)  # columns that rows leave out -> their type
     padded: frozenset[str] = frozenset()  # columns of type CHAR
@@ -124,6 +132,11 @@ class Sink:
     def table_id(self) -> str:
         """Identity of the table: a re-created one has another."""
         return str(self.table.metadata().id)
+
+    @property
+    def emptied(self) -> tuple[str, ...]:
+        """Columns in which Delta takes an empty text for NULL."""
+        return tuple(n for n in self.partition_by if sql_type(self.schema.field(n).type).lower() in _EMPTIED)
 
     @property
     def mode(self) -> str:
@@ -210,7 +223,9 @@ def _describe(name: str, uri: str, table: DeltaTable, reasons: tuple[str, ...]) 
         frozenset(f["name"] for f in fields if _COMPUTED & set(f["metadata"])),
         {f["name"]: f["metadata"]["delta.generationExpression"] for f in fields if "delta.generationExpression" in f["metadata"]},
         frozenset(f["name"] for f in fields if f["metadata"].get("delta.identity.allowExplicitInsert") is False),
-        _constraints(settings, fields),
+        _constraints(settings, fields, partition_by),
+        {_LIMIT.format(f["name"]): f["name"] for f in fields if _LENGTHS in f["metadata"]},
+        {f["name"]: f["metadata"]["CURRENT_DEFAULT"] for f in fields if "CURRENT_DEFAULT" in f["metadata"]},
         EVERY_COLUMN if "clustering" in features else indexed_columns(settings),
         unwritable,
         frozenset(f["name"] for f in fields if is_padded(f["metadata"].get(_LENGTHS, ""))),
@@ -253,7 +268,7 @@ def _children(kind: dict[str, Any]) -> list[dict[str, Any]]:
     return [f for k in inner for f in _children(k)]
 
 
-def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict[str, str]:
+def _constraints(settings: dict[str, str], fields: list[dict[str, Any]], partition_by: Sequence[str]) -> dict[str, str]:
     found = {k.removeprefix("delta.constraints."): v for k, v in settings.items() if k.startswith("delta.constraints.")}
     for f in fields:
         name, metadata = f["name"], f["metadata"]
@@ -261,10 +276,11 @@ def _constraints(settings: dict[str, str], fields: list[dict[str, Any]]) -> dict
             found[f"the invariant of {name}"] = json.loads(text)["expression"]["expression"]
         if expression := metadata.get("delta.generationExpression"):
             found[f"the generated column {name}"] = f"`{name}` <=> ({expression})"
-            if not f["nullable"]:  # of rows that lack the column only Spark knows what it is
-                found[f"NOT NULL of {name}"] = f"`{name}` IS NOT NULL"
+        of_spark = "delta.generationExpression" in metadata or (name in partition_by and f["type"] in _EMPTIED)
+        if of_spark and not f["nullable"]:  # of rows that lack the column only Spark knows what it is; an empty one is NULL
+            found[f"NOT NULL of {name}"] = f"`{name}` IS NOT NULL"
         if _LENGTHS in metadata and (rule := _length_rule(name, metadata[_LENGTHS])):
-            found[f"the length limit of {name}"] = rule
+            found[_LIMIT.format(name)] = rule
     return found
 
 
@@ -316,6 +332,7 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
     kept = rows.drop_columns([*lost, *flag])
     sink.columns(kept.schema)
     _check_keys(kept, merge, sink)
+    _check_emptied(kept, merge, sink)
     if merge.delete_when is None:
         return kept, kept.slice(0, 0)
     gone = pc.fill_null(rows[merge.delete_when].cast(pa.bool_()), False)
@@ -327,6 +344,17 @@ def _check_keys(rows: pa.Table, merge: Merge, sink: Sink) -> None:
     for name in merge.keys:
         if nulls := rows[name].null_count:
             raise RowsRefused(f"{nulls} of {rows.num_rows} rows for {sink.name!r} have no {name!r}, which is a key of tx.merge.")
+
+
+def _check_emptied(rows: pa.Table, merge: Merge, sink: Sink) -> None:
+    """Raise RowsRefused for an empty text that Delta takes for NULL, where NULL is none."""
+    for name in sink.emptied:
+        needed = name in merge.keys or not sink.schema.field(name).nullable
+        if needed and name in rows.column_names and pc.any(pc.equal(pc.binary_length(rows[name]), 0)).as_py():
+            raise RowsRefused(
+                f"A row for {sink.name!r} has an empty {name!r}, by which the table is partitioned: Delta takes it for NULL there, and "
+                + ("a key of tx.merge is not NULL." if name in merge.keys else "the column is NOT NULL.")
+            )
 
 
 def stage(writer: FileWriter, rows: pa.Table, *, deletes: bool) -> list[Add]:

@@ -186,7 +186,7 @@ class SinkWrites:
     def _take(self, sink: Sink, adds: tuple[Add, ...]) -> int:
         for alike in _by_columns(adds):
             if sink.special:
-                self._check_constraints(sink, self._context.spark(), alike)
+                self._check_constraints(sink, self._context.spark(), alike, {**sink.defaults, **sink.generated})
             self.add(sink, sink.mode, alike)
         return sum(add.rows for add in adds)
 
@@ -218,7 +218,7 @@ class SinkWrites:
         context.on_step("files")
         adds = tuple(sinks.stage(self._stager(sink, upserts), upserts, deletes=False))
         if spark is not None and adds:
-            self._check_constraints(sink, spark, adds)
+            self._check_constraints(sink, spark, adds, sink.generated)
         adds += tuple(sinks.stage(self._stager(sink, deletes), deletes, deletes=True))
         if adds:
             keys = pa.concat_tables([upserts.select(how.keys), deletes.select(how.keys)])
@@ -276,9 +276,9 @@ class SinkWrites:
         schema = sinks.staged_schema(sink, rows.column_names)
         return FileWriter(self._context.root, self._context.options, schema, sink.name, prefix=self._staging, indexed=0, sink=sink.uri)
 
-    def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...]) -> None:
+    def _check_constraints(self, sink: Sink, spark: Any, adds: tuple[Add, ...], filled: Mapping[str, str]) -> None:
         files = [join(self._context.root, add.path) for add in adds]
-        for name, count in spark.violations(files, sink.constraints, sink.generated).items():
+        for name, count in spark.violations(files, sink.constraints, filled, sink.if_there, sink.emptied).items():
             raise RowsRefused(
                 f"{count} of {sum(add.rows for add in adds)} rows violate {name} of {sink.name!r}: {sink.constraints[name]}. "
                 f"Reject them in the handler, or change the table (ALTER TABLE {sql_name(sink.uri)} DROP CONSTRAINT ...)."

@@ -27,9 +27,15 @@ from dedup.core.values import Fault, Faults, Target, shown
 from dedup.postgres import fit, wire
 from dedup.postgres.fit import type_for
 
-_ROWS_FAULT = ("21", "22", "23", "44", "54", "P0")
-"""Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger: the rows' doing.
-Source: PostgreSQL 16 manual, appendix A."""
+_ROWS_FAULT = ("09", "20", "21", "22", "23", "27", "2F", "38", "39", "44", "54", "P0")
+"""Data exception, integrity constraint, check option of a view, limits (an index entry too long), RAISE in a trigger, in whatever language:
+the rows' doing. Source: PostgreSQL 16 manual, appendix A."""
+
+_OTHERS = re.compile("0[01238ABFLPZ]|10|2[4568BD]|3[4BDF]|4[02]|5[3578]|72|F0|HV|XX")
+"""The other classes that the server has. Of any further one a trigger has raised the error: `RAISE ... USING ERRCODE = 'OR001'`."""
+
+_POLICY = "ExecWithCheckOptions"
+"""The function of the server that refuses a row by a policy of row-level security, with the SQLSTATE of a missing right."""
 
 _ONE_KEY = "23505"
 """Unique violation."""
@@ -405,8 +411,9 @@ def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> Sto
         of_a_value: the cause is a value that the server cannot read, whatever SQLSTATE its type has for that.
     """
     state = error.sqlstate or ""
-    ours = RowsRefused if of_a_value or state.startswith(_ROWS_FAULT) else SinkMismatch
-    known = of_a_value or (state.startswith((*_ROWS_FAULT, "42")) and state != _FORBIDDEN)
+    of_rows = of_a_value or _is_of_rows(error, state)
+    ours = RowsRefused if of_rows else SinkMismatch
+    known = of_rows or (state.startswith("42") and state != _FORBIDDEN)
     if ends_transaction(error) or not known:
         return translate(error, f"Writing to {sink}")
     told = error.diag
@@ -414,6 +421,11 @@ def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> Sto
     remedy = _remedy(state, table, told.constraint_name)
     where = f" ({redact(told.context).splitlines()[0][:200]})" if told.context else ""
     return ours(f"{sink} refused the rows: {redact(text_of(error))}{where}. Nothing of them was written.{remedy}")
+
+
+def _is_of_rows(error: psycopg.Error, state: str) -> bool:
+    by_trigger = state and not _OTHERS.match(state)
+    return state.startswith(_ROWS_FAULT) or bool(by_trigger) or error.diag.source_function == _POLICY
 
 
 def _remedy(state: str, table: str, constraint: str | None) -> str:

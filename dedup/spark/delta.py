@@ -11,8 +11,9 @@ import datetime as dt
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -137,10 +138,22 @@ class SparkSide:
                 for name, old in before.items():
                     session.conf.unset(name) if old is None else session.conf.set(name, old)
 
-    def violations(self, files: Sequence[str], constraints: Mapping[str, str], generated: Mapping[str, str]) -> dict[str, int]:
+    def violations(
+        self,
+        files: Sequence[str],
+        constraints: Mapping[str, str],
+        filled: Mapping[str, str],
+        if_there: Mapping[str, str] = MappingProxyType({}),
+        emptied: Collection[str] = (),
+    ) -> dict[str, int]:
         """How many staged rows violate each constraint; only those that are violated. One job for all of them.
 
         As in Delta, a condition that is NULL is violated.
+
+        Args:
+            filled: columns that the table fills where the rows lack them -> SQL.
+            if_there: constraints that count only for rows with this column.
+            emptied: columns in which an empty text is NULL.
 
         Raises:
             RowsRefused: a constraint fails at a row. RowsMisfit: the rows lack a column that it names.
@@ -149,10 +162,10 @@ class SparkSide:
         if not constraints:
             return {}
         try:
-            rows = _staged(self.session, files)
-            for column, expression in generated.items():
-                if column not in rows.columns:
-                    rows = rows.withColumn(column, F.expr(expression))
+            rows = _as_stored(_staged(self.session, files), filled, emptied)
+            constraints = {name: sql for name, sql in constraints.items() if name not in if_there or if_there[name] in rows.columns}
+            if not constraints:
+                return {}
             counts = rows.agg(*(_broken(sql).alias(f"c{i}") for i, sql in enumerate(constraints.values()))).collect()[0]
         except ERRORS as error:
             raise _untested(error, constraints) from error
@@ -171,6 +184,17 @@ def _staged(session: SparkSession, files: Sequence[str], **options: bool) -> Dat
     """Rows that we have staged, with the types that they were written with, whatever the session takes them for."""
     with features.setting(session, AS_STAGED):
         return session.read.options(**OUR_FILES, **options).parquet(*(spark_uri(f) for f in files))
+
+
+def _as_stored(rows: DataFrame, filled: Mapping[str, str], emptied: Collection[str]) -> DataFrame:
+    """The rows with the values that the table will have."""
+    for column, expression in filled.items():
+        if column not in rows.columns:
+            rows = rows.withColumn(column, F.expr(expression))
+    for column in emptied:
+        if column in rows.columns:
+            rows = rows.withColumn(column, F.when(F.length(tick(column)) > 0, F.col(tick(column))))
+    return rows
 
 
 def _broken(sql: str) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from decimal import Decimal
 from functools import reduce
@@ -401,6 +402,46 @@ def test_a_merge_that_lacks_a_column_of_a_rule_says_so(spark: SparkSession, tmp_
     store = DeltaStore(str(tmp_path / "state"))
     with store.begin(kit.NAME, kit.epoch(store)) as tx, pytest.raises(RowsMisfit, match=r"positive.*amount"):
         tx.merge(uri, ArrowRows(pa.table({"id": [1], "name": ["x"]})), Merge(("id",)))
+
+
+def test_rules_of_columns_that_rows_lack_do_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    """A merge that lacks a VARCHAR leaves its value; an appended row that lacks a default has it, also under a CHECK and a limit."""
+    uri = str(tmp_path / "ruled")
+    spark.sql(
+        f"CREATE TABLE delta.`{uri}` (id BIGINT, name VARCHAR(5), status VARCHAR(5) DEFAULT 'new') USING delta "
+        "TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')"
+    )
+    spark.sql(f"ALTER TABLE delta.`{uri}` ADD CONSTRAINT known CHECK (status IN ('new', 'old'))")
+    store = DeltaStore(str(tmp_path / "state"))
+    with store.begin(kit.NAME, kit.epoch(store)) as tx:
+        tx.write(uri, ArrowRows(pa.table({"id": [1]})))
+        tx.merge(uri, ArrowRows(pa.table({"id": [1], "status": ["old"]})), Merge(("id",)))
+        with pytest.raises(RowsRefused, match="length limit of name"):
+            tx.merge(uri, ArrowRows(pa.table({"id": [1], "name": ["too long"], "status": ["old"]})), Merge(("id",)))
+        tx.execute(Commit())
+    with store.begin(kit.NAME, kit.epoch(store)) as tx:
+        tx.write(uri, ArrowRows(pa.table({"id": [2], "name": ["x"]})))
+        tx.execute(Commit())
+    assert sorted(map(tuple, spark.read.format("delta").load(uri).collect())) == [(1, None, "old"), (2, "x", "new")]
+
+
+@pytest.mark.parametrize("merged", of_which(1, [False, True]))
+@pytest.mark.parametrize("rule", of_which(1, ["NOT NULL", "CHECK"]))
+def test_an_empty_text_is_null_in_a_partition_column(spark: SparkSession, tmp_path: Path, rule: str, merged: bool) -> None:
+    """Delta writes NULL for it, which the column forbids: the row is refused before it is decided, and no publication stands still."""
+    uri = str(tmp_path / "ruled")
+    null = "NOT NULL" if rule == "NOT NULL" else ""
+    spark.sql(f"CREATE TABLE delta.`{uri}` (id BIGINT, name VARCHAR(5), country STRING {null}) USING delta PARTITIONED BY (country)")
+    if rule == "CHECK":
+        spark.sql(f"ALTER TABLE delta.`{uri}` ADD CONSTRAINT sold CHECK (country <> 'XX')")
+    store = DeltaStore(str(tmp_path / "state"))
+    with store.begin(kit.NAME, kit.epoch(store)) as tx:
+        for country in ("", "DE"):
+            rows = ArrowRows(pa.table({"id": [1], "name": ["x"], "country": [country]}))
+            with contextlib.nullcontext() if country else pytest.raises(RowsRefused, match="country"):
+                tx.merge(uri, rows, Merge(("id",))) if merged else tx.write(uri, rows)
+        tx.execute(Commit())
+    assert [tuple(row) for row in spark.read.format("delta").load(uri).collect()] == [(1, "x", "DE")]
 
 
 @pytest.mark.full

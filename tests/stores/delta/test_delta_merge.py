@@ -290,6 +290,23 @@ def test_a_merge_into_an_append_only_table_is_refused_before_the_decision(folder
     assert shown(folder) == [(1, 1, "a")] and open_store(folder).problems(kit.NAME) == []
 
 
+def test_an_empty_text_is_no_key_where_it_is_a_partition(tmp_path: Path) -> None:
+    """Delta takes it for NULL there, which no key equals: such a row would be inserted again by each merge."""
+    uri, how = str(tmp_path / "sold"), Merge(("id", "country"))
+    schema = pa.schema([("id", pa.int64()), ("country", pa.string()), pa.field("kind", pa.string(), nullable=False)])
+    DeltaTable.create(uri, schema, partition_by=["country", "kind"])
+    rows = pa.table([[1, 1, 1], ["DE", "", "FR"], ["a", "a", ""]], schema=schema)
+    store = open_store(tmp_path)
+    with store.begin(kit.NAME, kit.epoch(store)) as tx:
+        with pytest.raises(RowsRefused, match=r"empty 'country'.*key of tx\.merge"):
+            tx.merge(uri, ArrowRows(rows.slice(0, 2)), how)
+        with pytest.raises(RowsRefused, match=r"empty 'kind'.*NOT NULL"):
+            tx.merge(uri, ArrowRows(rows.slice(2)), how)
+        tx.merge(uri, ArrowRows(rows.slice(0, 1)), how)
+        tx.execute(Commit())
+    assert DeltaTable(uri).to_pyarrow_table().to_pylist() == rows.slice(0, 1).to_pylist()
+
+
 def test_a_merge_that_failed_in_an_attempt_is_no_part_of_the_decision(folder: Path) -> None:
     """What an attempt merged before it raised is not listed, and what was written before it stays."""
     store = open_store(folder)

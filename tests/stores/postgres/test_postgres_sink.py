@@ -7,6 +7,7 @@ import decimal
 import math
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore, fit, merges, sinks
 from dedup.postgres.connection import connect
 from fixtures.fix_postgres import database
+from fixtures.variants import of_which
 from kit.pg_help import epoch, rows
 from kit.pg_run import run
 
@@ -292,6 +294,29 @@ def test_rows_that_a_trigger_drops_are_noticed(connection: Connection, kind: str
             merges.append(connection, Statements("dedup"), "t", ArrowRows(pa.table({"a": [1, 2, 3], "v": values})))
         assert connection.execute("select count(*) from t").fetchone() == (0,), "nothing of them is kept"
     assert write(connection, "t", pa.table({"a": [1, 3], "v": values[:2]})) == 2
+
+
+@pytest.mark.parametrize("state", of_which(2, ["OR001", "45000", "38000", "2F002"]))
+def test_an_error_of_a_trigger_is_the_rows_fault_whatever_its_state(connection: Connection, state: str) -> None:
+    """Triggers raise SQLSTATEs of their own, and those of other languages than SQL: rows are refused, appended or merged."""
+    connection.execute(
+        "create table t (k int primary key); create function no() returns trigger language plpgsql as "
+        f"'begin raise exception ''no such order'' using errcode = ''{state}''; end'; "
+        "create trigger no before insert on t for each row when (new.k > 1) execute function no()".encode()
+    )
+    for write_ in (merges.append, partial(merges.merge, how=Merge(("k",)))):
+        with pytest.raises(RowsRefused, match="no such order"), connection.transaction():
+            write_(connection, Statements("dedup"), "t", ArrowRows(pa.table({"k": [1, 2]})))
+    assert write(connection, "t", pa.table({"k": [1]})) == 1
+
+
+def test_a_row_that_a_policy_forbids_is_the_rows_fault(connection: Connection) -> None:
+    """Row-level security refuses one row with the state of a missing right; a missing right itself stays the table's fault."""
+    connection.execute("create table t (k int primary key); alter table t enable row level security; create policy p on t using (k < 2)")
+    with pytest.raises(RowsRefused, match="row-level security"), connection.transaction():
+        connection.execute("create role tenant; grant select, insert, update on t to tenant; grant usage on schema dedup to tenant")
+        connection.execute("grant select on all tables in schema dedup to tenant; set local role tenant")
+        merges.merge(connection, Statements("dedup"), "t", ArrowRows(pa.table({"k": [1, 2]})), Merge(("k",)))
 
 
 def test_rows_that_take_too_long_name_the_limit(connection: Connection) -> None:
