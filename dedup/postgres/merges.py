@@ -67,7 +67,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         return table
 
     try:
-        found = merges.merges(whole, how, given, partial(_ranks, connection, sql, sink, how))
+        found = merges.merges(whole, how, given, partial(_ranks, connection, sql, sink, how, plain is not None))
         turns = [_without_places(sink, turn) for turn in found]
         _check_keys(connection, sql, sink, table, turns, how)
         if sum(turn.num_rows for turn in turns) < count:
@@ -116,17 +116,25 @@ _READ_AS_THEY_ARE = TEXTS - {"xml"} | {"numeric", "name", "char"}
 """Types that take any text that dedup sends to them."""
 
 
-def _ranks(connection: Connection, sql: Statements, sink: Sink, how: Merge, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
-    """Of texts that the merge goes by: how the server compares their values. Raises SinkMismatch, psycopg.Error."""
+def _ranks(connection: Connection, sql: Statements, sink: Sink, how: Merge, converted: bool, rows: pa.Table) -> dict[str, pa.ChunkedArray]:
+    """Of texts that the merge goes by: how the server compares their values. Raises SinkMismatch, RowsRefused, psycopg.Error."""
     by_name = {column.name: column for column in sink.columns if column.base not in _NEVER_TEXT and column.element is None}
     keys = [name for name in how.keys if name in by_name and is_text(rows[name].type) and by_name[name].base not in _COMPARED_AS_BYTES]
-    found = {name: _ranked(connection, sql, sink, by_name[name], rows[name]) for name in keys}
     newer = how.newer_by
+    _fit(sink, rows.select([name for name in dict.fromkeys([*keys, newer]) if name in by_name and is_text(rows[name].type)]), converted)
+    found = {name: _ranked(connection, sql, sink, by_name[name], rows[name]) for name in keys}
     if newer in by_name and newer not in found and newer not in how.keys and is_text(rows[newer].type):
         compared = pa.table({name: found.get(name, rows[name]) for name in how.keys})
         if compared.group_by(list(how.keys)).aggregate([]).num_rows < rows.num_rows:
             found[newer] = _ranked(connection, sql, sink, by_name[newer], rows[newer])
     return found
+
+
+def _fit(sink: Sink, rows: pa.Table, converted: bool) -> None:
+    """Raise RowsRefused for texts that do not go into their columns: a cast, by which the server compares them, cuts what is too long."""
+    part = replace(sink, columns=tuple(replace(column, not_null=False) for column in sink.columns if column.name in rows.column_names))
+    if part.columns:
+        sinks.fitted(part, sinks.plans_for(part, rows.schema, converted=converted), rows)
 
 
 _NEVER_TEXT = frozenset(

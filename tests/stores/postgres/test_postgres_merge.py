@@ -126,6 +126,22 @@ def test_rows_that_break_a_rule_are_the_events_fault(store: PostgresStore, postg
     assert stock(postgres) == [(9, 1, "good")]
 
 
+@pytest.mark.parametrize("newer", of_which(1, [None, "version"]))
+def test_a_key_that_is_too_long_is_no_other_key(store: PostgresStore, postgres: str, newer: str | None) -> None:
+    """A cast to char(2) makes US of USA: that row is refused, and not taken for an older one of the same key."""
+    run(postgres, "create table sold (country char(2) primary key, version char(1), n int)")
+    odd = [("country", "USA"), ("version", "10")] if newer else [("country", "USA")]
+    for name, value in odd:
+        given = {"country": ["US", "US"], "version": ["1", "2"], "n": [1, 2]}
+        right = {column: values[1:] for column, values in given.items()}
+        with store.begin("shop", store.head("shop").epoch) as tx:
+            with pytest.raises(RowsRefused, match=f"'{name}'.*{len(value)} characters"), tx.attempt():
+                tx.merge("sold", rows(**given | {name: [value, *right[name]]}), Merge(("country",), newer))
+            tx.merge("sold", rows(**right), Merge(("country",), newer))
+            tx.execute(Commit())
+    assert run(postgres, "select country, version, n from sold") == [("US", "2", 2)]
+
+
 @pytest.mark.parametrize("columns", [{"id": [1], "version": [1]}, {"id": ["x"], "name": ["a"], "version": [1]}])
 def test_rows_that_cannot_fit_are_the_tables_fault(store: PostgresStore, columns: dict[str, Any]) -> None:
     """A missing column and a type that does not fit are SinkMismatch, not RowsRefused: no event is parked for them."""
