@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -381,8 +382,12 @@ class SinkColumns(Protocol):
     def targets(self) -> dict[str, Target]:
         """By column."""
 
-    def require(self, names: Sequence[str], rows: PlainRows) -> None:
-        """Raise RowsMisfit for columns of the rows that the sink lacks, and for those that it requires and that are not among them."""
+    def require(self, names: Sequence[str], rows: PlainRows, *, deleted: bool) -> None:
+        """Raise RowsMisfit for columns of the rows that the sink lacks, and for those that it requires and that are not among them.
+
+        Args:
+            deleted: all rows only delete, and may lack what the sink requires.
+        """
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
         """The statement that makes the column take this type; empty where there is none."""
@@ -402,23 +407,39 @@ def given_rows(sink: SinkColumns, rows: Rows, how: Merge | None = None) -> pa.Ta
     if plain is None:
         return rows.arrow()
     own, targets = {*POSITION, how.delete_when} if how is not None else set(), sink.targets()
-    sink.require([name for name in plain.names if name in targets or name not in own], plain)
-    return typed(plain, targets if how is None else with_merge(targets, how), sink.shown, sink.alter)
+    wanted = targets if how is None else with_merge(targets, how)
+    gone = set[int]() if how is None else _deletions(plain, wanted, how)
+    sink.require([name for name in plain.names if name in targets or name not in own], plain, deleted=0 < len(gone) == len(plain.rows))
+    needed = set(targets) if how is None else {*how.keys, how.newer_by, how.delete_when}
+    return typed(plain, wanted, sink.shown, sink.alter, {name: gone for name in plain.names if name not in needed})
 
 
-def typed(rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alter) -> pa.Table:
+def _deletions(rows: PlainRows, targets: Mapping[str, Target], how: Merge) -> set[int]:
+    """The numbers of the rows that only delete."""
+    name = how.delete_when
+    if name is None or name not in rows.names or targets[name].kind not in ("bool", "int"):
+        return set()
+    found = convert(rows.column(name), targets[name], name)[0].cast(pa.bool_())
+    return {row for row, gone in enumerate(found.to_pylist()) if gone}
+
+
+def typed(
+    rows: PlainRows, targets: Mapping[str, Target], table: str, alter: Alter, free: Mapping[str, Collection[int]] = MappingProxyType({})
+) -> pa.Table:
     """The rows with the types of the sink.
 
     Args:
         targets: by column; the rows have no others.
         table: for messages.
+        free: column -> rows whose value there does not count; one that does not fit is null.
 
     Raises:
         ValuesRefused: some values do not fit, or are null where the sink forbids it.
     """
     arrays, wrong = {}, {}
     for name in rows.names:
-        arrays[name], wrong[name] = convert(rows.column(name), targets[name], name)
+        arrays[name], faults = convert(rows.column(name), targets[name], name)
+        wrong[name] = {row: fault for row, fault in faults.items() if row not in free[name]} if faults and name in free else faults
     if any(wrong.values()):
         raise refusal(rows, wrong, lambda fault: told(fault, table, alter))
     return pa.table(arrays)

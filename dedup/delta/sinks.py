@@ -119,10 +119,15 @@ class Sink:
     unwritable: dict[str, str] = field(default_factory=dict)  # columns that rows leave out -> their type
     padded: frozenset[str] = frozenset()  # columns of type CHAR
 
-    def columns(self, rows: pa.Schema, *, guessed: bool = False) -> list[str]:
-        """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch; see fit.check_schema."""
+    def columns(self, rows: pa.Schema, *, guessed: bool = False, deleted: bool = False) -> list[str]:
+        """Which columns of such rows are taken, in the sink's order. Raises SinkMismatch; see fit.check_schema.
+
+        Args:
+            deleted: they only delete, and may lack any column.
+        """
         refuse_unwritable(rows.names, self.unwritable, self.name)
-        return check_schema(rows, self.schema, self.name, self.computed, uri=self.uri, guessed=guessed)
+        computed = self.schema.names if deleted else self.computed
+        return check_schema(rows, self.schema, self.name, computed, uri=self.uri, guessed=guessed)
 
     def travelling(self) -> Sink:
         """A copy for tasks, which write rows by it: without the handle of the table, which stays here."""
@@ -330,14 +335,16 @@ def split(rows: pa.Table, merge: Merge, sink: Sink) -> tuple[pa.Table, pa.Table]
     lost = [n for n in rows.column_names if n in POSITION and n not in sink.schema.names]
     flag = [merge.delete_when] if merge.delete_when and merge.delete_when not in sink.schema.names else []
     kept = rows.drop_columns([*lost, *flag])
-    sink.columns(kept.schema)
+    upserts, deletes = kept, kept.slice(0, 0)
+    if merge.delete_when is not None:
+        gone = pc.fill_null(rows[merge.delete_when].cast(pa.bool_()), False)
+        named = list(dict.fromkeys([*merge.keys, *([merge.newer_by] if merge.newer_by else [])]))
+        upserts, deletes = kept.filter(pc.invert(gone)), kept.filter(gone).select(named)
+    sink.columns(kept.schema, deleted=not upserts.num_rows and deletes.num_rows > 0)
     _check_keys(kept, merge, sink)
-    _check_emptied(kept, merge, sink)
-    if merge.delete_when is None:
-        return kept, kept.slice(0, 0)
-    gone = pc.fill_null(rows[merge.delete_when].cast(pa.bool_()), False)
-    named = list(dict.fromkeys([*merge.keys, *([merge.newer_by] if merge.newer_by else [])]))
-    return kept.filter(pc.invert(gone)), kept.filter(gone).select(named)
+    for part in (upserts, deletes):
+        _check_emptied(part, merge, sink)
+    return upserts, deletes
 
 
 def _check_keys(rows: pa.Table, merge: Merge, sink: Sink) -> None:
@@ -378,7 +385,13 @@ def staged_rows(sink: Sink, system: pafs.FileSystem, adds: Sequence[Add]) -> pa.
         OSError: a file cannot be read.
     """
     parts = [_as_now(pq.read_table(add.path, filesystem=system), sink) for add in adds]
-    return pa.concat_tables(parts, promote_options="default")
+    everywhere = set(parts[0].column_names).intersection(*(part.column_names for part in parts))
+    return pa.concat_tables([_with_nulls(part, everywhere) for part in parts], promote_options="default")
+
+
+def _with_nulls(rows: pa.Table, everywhere: Collection[str]) -> pa.Table:
+    """The rows beside others that lack columns, as those that delete do: also columns that are NOT NULL in the sink are null there."""
+    return rows.cast(pa.schema([field if field.name in everywhere else field.with_nullable(True) for field in rows.schema]))
 
 
 def _as_now(rows: pa.Table, sink: Sink) -> pa.Table:
@@ -484,11 +497,11 @@ class SinkColumns:
         """By column."""
         return {field.name: target_of(field) for field in self.sink.schema}
 
-    def require(self, names: Sequence[str], rows: PlainRows) -> None:
-        """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack."""
+    def require(self, names: Sequence[str], rows: PlainRows, *, deleted: bool) -> None:
+        """Raise RowsMisfit for columns that the sink lacks, or requires and the rows lack, unless they only delete."""
         known = {field.name: field for field in self.sink.schema}
         fields = [known.get(name) or rows.schema.field(str(name)) for name in names]
-        self.sink.columns(pa.schema(fields), guessed=True)
+        self.sink.columns(pa.schema(fields), guessed=True, deleted=deleted)
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
         """What to do so that the column takes this type; empty where Delta cannot widen its own to it."""

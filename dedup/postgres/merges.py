@@ -75,7 +75,8 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         with connection.transaction():
             for turn in turns:
                 upserts, deletes = _split(turn, how, sink)
-                _upsert(connection, sql, sink, upserts, how, converted=plain is not None)
+                own = sink if upserts.num_rows or not deletes.num_rows else sinks.for_deletions(sink)
+                _upsert(connection, sql, own, upserts, how, converted=plain is not None)
                 _delete(connection, sql, sink, deletes, how, converted=plain is not None)
     except psycopg.Error as error:
         if not ends_transaction(error) and connection.info.transaction_status == TransactionStatus.INTRANS:

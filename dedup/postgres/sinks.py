@@ -236,6 +236,11 @@ def require_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], p
     _refuse(sink, _wrong_columns(sink, names, type_of, GUESSED), _misfit_of(sink, names))
 
 
+def for_deletions(sink: Sink) -> Sink:
+    """The sink as it is for rows that only delete: these may lack any column."""
+    return replace(sink, columns=tuple(replace(column, not_null=False) for column in sink.columns))
+
+
 def _wrong_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], pa.DataType], note: str = "") -> list[str]:
     wrong = [f"column {name!r} occurs twice in the rows" for name in sorted({n for n in names if names.count(n) > 1})]
     by_name = {column.name: column for column in sink.columns}
@@ -472,9 +477,11 @@ class SinkColumns:
         """By column."""
         return {column.name: target_of(column) for column in self.sink.columns}
 
-    def require(self, names: Sequence[str], rows: PlainRows) -> None:
-        """Raise RowsMisfit for columns that the table lacks, or requires and the rows lack."""
-        require_columns(self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type)
+    def require(self, names: Sequence[str], rows: PlainRows, *, deleted: bool) -> None:
+        """Raise RowsMisfit for columns that the table lacks, or requires and the rows lack, unless they only delete."""
+        require_columns(
+            for_deletions(self.sink) if deleted else self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type
+        )
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
         """The statement that changes the column's type; empty where it has that type already."""

@@ -48,6 +48,41 @@ def test_a_row_of_a_batch_that_lacks_a_column_changes_nothing_there(place: Place
     assert sorted(read(place, "late", ["n", "i", "s"])) == [(1, 11, "last"), (2, 2, "new")]
 
 
+@pytest.mark.parametrize("shape", of_which(2, ["nulls", "few columns", "arrow", "alone", "arrow alone"]))
+def test_a_row_that_deletes_needs_its_key_alone(place: Place, shape: str) -> None:
+    """As events of a change stream do: columns that are NOT NULL are null or missing there, beside rows that are written, and alone."""
+    delta = isinstance(place, DeltaPlace)
+    text = pa.field("s", pa.string(), nullable=False) if delta else "text not null"
+    create(place, "late", {"n": pa.int64() if delta else "bigint primary key", "i": pa.int64() if delta else "bigint", "s": text})
+    how: dict[str, Any] = {"keys": "n", "delete_when": "gone"}
+    written(bare(place.store(), name="a"), [{"n": n, "i": n, "s": "x", "gone": False} for n in (1, 2, 3)], **how)(batch(*orders([0])), 0)
+    gone = {"n": 1, "gone": True} if "few" in shape or "alone" in shape else {"n": 1, "i": None, "s": None, "gone": True}
+    others = [] if "alone" in shape else [{"n": 2, "i": 20, "s": "y", "gone": False}, {"n": 4, "i": 4, "s": "z", "gone": None}]
+    rows: Any = [others[0], gone, others[1]] if others else [gone]
+    table = pa.Table.from_pylist([row | dict.fromkeys({"i", "s"} - row.keys()) for row in rows]) if others else pa.Table.from_pylist(rows)
+    made = written(bare(place.store(), name="b"), table if "arrow" in shape else rows, **how)
+    assert made(batch(*orders([0])), 0).processed == 1
+    changed = [(2, 20, "y"), (3, 3, "x"), (4, 4, "z")] if others else [(2, 2, "x"), (3, 3, "x")]
+    assert sorted(read(place, "late", ["n", "i", "s"])) == changed
+
+
+def test_a_row_that_does_not_delete_needs_every_column(place: Place) -> None:
+    """Of single events the one without a text is refused, not the one that deletes; and what no row has beside a deletion is named."""
+    delta = isinstance(place, DeltaPlace)
+    text = pa.field("s", pa.string(), nullable=False) if delta else "text not null"
+    create(place, "late", {"n": pa.int64() if delta else "bigint primary key", "s": text})
+    made = bare(place.store())
+
+    @made.foreach
+    def load(event: Event, tx: Any) -> None:
+        tx.merge({"n": event.sequence_number, "s": None, "gone": event.sequence_number == 1}, "late", keys="n", delete_when="gone")
+
+    report = made(batch(*orders(range(2))), 0)
+    assert (report.processed, report.dead_lettered) == (1, 1) and read(place, "late", ["n"]) == []
+    with pytest.raises(SinkMismatch, match="extra"):
+        written(bare(place.store(), name="b"), [{"n": 1, "gone": True, "extra": 1}], keys="n", delete_when="gone")(batch(*orders([0])), 0)
+
+
 @pytest.mark.postgres
 def test_a_row_of_a_batch_that_lacks_a_column_has_its_default(postgres: Any) -> None:
     """A written row without a column gets the default of the table, as if it stood alone."""

@@ -10,13 +10,14 @@ from kit.places import DeltaPlace, Place, PostgresPlace
 
 
 def create(place: Place, name: str, columns: dict[str, Any]) -> None:
-    """A sink with these columns, of types of this store."""
+    """A sink with these columns, of types of this store: on PostgreSQL as it writes them, on Delta Arrow types or whole fields."""
     if isinstance(place, PostgresPlace):
         place.execute(f'create table "{name}" (' + ", ".join(f'"{column}" {kind}' for column, kind in columns.items()) + ")")
     elif isinstance(place, DeltaPlace):
         from deltalake import DeltaTable
 
-        DeltaTable.create(place.path(name), schema=pa.schema(list(columns.items())))
+        fields = [kind if isinstance(kind, pa.Field) else pa.field(column, kind) for column, kind in columns.items()]
+        DeltaTable.create(place.path(name), schema=pa.schema(fields))
 
 
 def read(place: Place, name: str, columns: list[str]) -> list[tuple[Any, ...]]:
