@@ -20,13 +20,11 @@ from checkpoint.errors import AmbiguousPosition
 from checkpoint.position import KEY_ONLY, Bools, Ints, Partition
 from deadletter.store import KEYS
 from dedup.core.keys import Words, by_key, find_keys, key_bytes, key_words
+from dedup.core.rows import FEW, with_equal_nan
 
 _NO_KEYS = KEYS.empty_table()
 
 INDEX_COLUMNS = ("source", "topic", "partition", "sequence_number", "part", "_key", "_undecodable")
-
-FEW = 100
-"""Rows up to which a loop in Python is quicker than to call for columns."""
 
 _PARTITION = ("source", "topic", "partition")
 
@@ -255,13 +253,16 @@ def check_repeats(index: Index, repeats: Ints, content: pa.Table) -> None:
         repeats: from `index.repeated()`.
         content: the whole rows of `repeats` and of the row before each, interleaved: before, repeat, before, repeat ...
     """
-    for i, row in enumerate(repeats):
-        pair = content.slice(2 * i, 2).to_pylist()
-        if repr(pair[0]) != repr(pair[1]):
-            raise AmbiguousPosition(
-                f"Position {index.describe(int(row))} occurs twice in one batch with different contents. "
-                f"If one event was exploded into several rows, name the column that numbers them: Consumer(..., part='column')."
-            )
+    before, again = (content.take(pa.array(np.arange(first, 2 * len(repeats), 2))) for first in (0, 1))
+    if before.equals(again):
+        return
+    before, again = with_equal_nan(before), with_equal_nan(again)
+    if not before.equals(again):
+        row = next(row for i, row in enumerate(repeats) if not before.slice(i, 1).equals(again.slice(i, 1)))
+        raise AmbiguousPosition(
+            f"Position {index.describe(int(row))} occurs twice in one batch with different contents. "
+            f"If one event was exploded into several rows, name the column that numbers them: Consumer(..., part='column')."
+        )
 
 
 class ValueRange(NamedTuple):

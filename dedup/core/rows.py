@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError, HandlerError, RowsRefused, ValuesRefused
 from dedup.core.envelope import POSITION
-from dedup.core.index import FEW
 from dedup.core.steps import Merge
 from dedup.core.value_rules import is_flat
 from dedup.core.values import Fault, Faults, Target, convert
@@ -34,6 +33,9 @@ _LOOKED_AT = 100
 
 _DEEPEST = 200
 """Containers inside one another."""
+
+FEW = 100
+"""Rows up to which a loop in Python is quicker than to call for columns."""
 
 LARGEST = 2**31 - 1
 """Bytes of a column in one piece: pyarrow takes rows of a table from one piece alone (pyarrow 26: "offset overflow")."""
@@ -188,6 +190,11 @@ def in_utc(table: pa.Table) -> pa.Table:
     return _cast(table, lambda kind: pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz else kind)
 
 
+def with_equal_nan(table: pa.Table) -> pa.Table:
+    """The same rows with texts for floating-point numbers: as a number NaN does not equal itself."""
+    return _cast(table, lambda kind: pa.string() if pa.types.is_floating(kind) else kind)
+
+
 def _cast(table: pa.Table, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
     kinds = [_nested(kind, leaf) for kind in table.schema.types]
     if kinds == table.schema.types:
@@ -313,6 +320,7 @@ class ArrowFrames:
 
     def positions(self, rows: pa.Table, condition: Any | None, columns: list[str]) -> pa.Table:
         """These columns where the condition (boolean array or expression) is true. Raises HandlerError for another condition."""
+        rows = _whole(rows)
         if isinstance(condition, pc.Expression):
             rows = rows.filter(condition)
         elif condition is not None:
@@ -321,7 +329,7 @@ class ArrowFrames:
 
     def without(self, rows: pa.Table, positions: pa.Table) -> pa.Table:
         """Rows whose position is not among `positions`, in their order."""
-        keys = positions.column_names
+        rows, keys = _whole(rows), positions.column_names
         if rows.num_rows <= FEW:  # a join starts threads
             gone = {at for at in _tuples(positions, keys) if None not in at}
             return picked(rows, np.array([row for row, at in enumerate(_tuples(rows, keys)) if at not in gone], dtype=np.int64))
@@ -336,6 +344,11 @@ class ArrowFrames:
     def rows(self, rows: Any) -> Rows:
         """A table, a dict or a list of dicts as rows for the store."""
         return rows_of(rows)
+
+
+def _whole(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """A batch as a table: of a batch Arrow neither joins nor groups rows."""
+    return pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
 
 
 def _mask(condition: Any, rows: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -142,6 +143,20 @@ def test_the_same_row_twice_in_a_batch_is_a_redelivery(place: Place) -> None:
     report = consumer(place.store())(batch(event(0, "a"), event(0, "a"), event(1, "b")), 0)
     assert (report.processed, report.redelivered) == (2, 1)
     assert_proven(place.store())
+
+
+@pytest.mark.fast_on("postgres")
+def test_a_row_of_any_values_that_comes_twice_is_a_redelivery(place: Place) -> None:
+    """A time outside the years 1 to 9999, as no object of Python has, and NaN are equal to themselves; another time is not."""
+    odd = {"until": pa.array([2**58] * 3, pa.timestamp("us", "UTC")), "ratio": pa.array([math.nan] * 3)}
+    rows = batch(event(0, "a"), event(0, "a"), event(1, "b"))
+    for name, column in odd.items():
+        rows = rows.append_column(name, column)
+    report = consumer(place.store())(rows, 0)
+    assert (report.processed, report.redelivered) == (2, 1)
+    rows = rows.set_column(rows.column_names.index("until"), "until", pa.array([2**58, 2**58 + 1, 0], pa.timestamp("us", "UTC")))
+    with pytest.raises(AmbiguousPosition):
+        consumer(place.store(), name="other")(rows, 0)
 
 
 @pytest.mark.fast_on("postgres")

@@ -123,6 +123,20 @@ def test_rejecting_without_positions_is_a_clear_error(place: Place) -> None:
         run(batch(*orders([0])), 0)
 
 
+def test_the_batches_of_a_table_can_be_rejected_from(place: Place) -> None:
+    """A handler of Arrow tables may go through their batches: of 150 rows as of two it is given what is left."""
+    run = consumer(place.store(), bisect=False)
+
+    def handle(rows: pa.Table, tx: Any) -> None:
+        for part in rows.to_batches():
+            good = tx.reject(part, pa.array([n % 50 == 0 for n in range(part.num_rows)]), "no")
+            tx.write(flatten(tx.skip(good, pa.array([n == 0 for n in range(good.num_rows)]))), "orders")
+
+    run._handler = handle
+    report = run(batch(*orders(range(150))), 0)
+    assert (report.dead_lettered, report.skipped, report.processed, len(place.read())) == (3, 1, 146, 146)
+
+
 def test_a_rejected_event_must_not_be_written(place: Place) -> None:
     """Where the written rows carry positions, a parked one among them fails the batch."""
     run = consumer(place.store())
