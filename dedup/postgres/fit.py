@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
+from dedup.core.value_rules import Wrong, json_text
+
 _VARLENA_HEADER = 4
 """A type modifier of text and numeric counts from here. Source: PostgreSQL's VARHDRSZ."""
 
@@ -247,9 +249,7 @@ def _json(arrow: pa.DataType, column: Column) -> CastPlan | None:
     if is_text(arrow) or at.is_null(arrow):
         return CastPlan(lambda values: _clean(values.cast(pa.string())), fast=True)
     if at.is_nested(arrow) and not _has_bytes(arrow):
-        return CastPlan(
-            lambda values: pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()), fast=True
-        )
+        return CastPlan(_as_json, fast=True)
     return None
 
 
@@ -260,7 +260,40 @@ def _has_bytes(arrow: pa.DataType) -> bool:
 
 
 def _as_json(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    return _clean(pa.chunked_array([[None if v is None else as_json(v) for v in values.to_pylist()]], pa.string()))
+    """As rows that are dicts are written: a map with texts as keys is an object, a time is as in ISO 8601."""
+    shaped, made = _shape(values.type), []
+    for row, value in enumerate(values):
+        try:
+            made.append(json_text(shaped(value.as_py())) if value.is_valid else None)
+        except (Wrong, OverflowError, ValueError) as error:  # Python has no times outside the years 1 to 9999
+            raise Misfit(f"row {row} cannot be JSON: {error}") from error
+    return pa.chunked_array([made], pa.string())
+
+
+def _shape(arrow: pa.DataType) -> Callable[[Any], Any]:
+    """What makes objects of the maps in a value of this type, which Python has as lists of pairs."""
+    if at.is_map(arrow):
+        inner = _shape(arrow.item_type)
+        if is_text(arrow.key_type):
+            return _if_there(lambda value: _object([(key, inner(item)) for key, item in value]))
+        return _if_there(lambda value: [[key, inner(item)] for key, item in value])
+    if at.is_struct(arrow):
+        parts = {field.name: _shape(field.type) for field in arrow}
+        return _if_there(lambda value: {name: part(value[name]) for name, part in parts.items()})
+    if at.is_nested(arrow) and arrow.num_fields == 1:
+        inner = _shape(arrow.field(0).type)
+        return _if_there(lambda value: [inner(item) for item in value])
+    return lambda value: value
+
+
+def _if_there(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else make(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise Wrong("two keys of a map are one text")
+    return found
 
 
 def _bytea(arrow: pa.DataType, column: Column) -> CastPlan | None:

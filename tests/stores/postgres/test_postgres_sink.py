@@ -28,6 +28,8 @@ from kit.pg_help import epoch, rows
 from kit.pg_run import run
 
 UTC = dt.UTC
+TEXT = pa.string()
+OF_A_TIME = pa.struct([("at", pa.timestamp("us", "UTC")), ("m", pa.map_(TEXT, TEXT))])
 A_UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 
@@ -85,6 +87,13 @@ GOOD: list[tuple[str, pa.Array, list[Any]]] = [
     ("jsonb", pa.array(['{"a": 1}', None]), [{"a": 1}, None]),
     ("jsonb", pa.array([{"a": 1, "b": ["ä"]}, None]), [{"a": 1, "b": ["ä"]}, None]),
     ("jsonb", pa.array([[1, 2], []]), [[1, 2], []]),
+    ("jsonb", pa.array([[("a", [[("b", 1)]])], None], pa.map_(TEXT, pa.list_(pa.map_(TEXT, pa.int64())))), [{"a": [{"b": 1}]}, None]),
+    ("jsonb", pa.array([[(1, "a")]], pa.map_(pa.int64(), TEXT)), [[[1, "a"]]]),
+    (
+        "json",
+        pa.array([{"at": dt.datetime(2024, 1, 2, tzinfo=UTC), "m": None}], OF_A_TIME),
+        [{"at": "2024-01-02T00:00:00+00:00", "m": None}],
+    ),
     ("bytea", pa.array([b"\0\xff", b"", None]), [b"\0\xff", b"", None]),
     ("bytea", pa.array([b"ab"], pa.binary(2)), [b"ab"]),
     ("uuid", pa.array([A_UUID.bytes, None], pa.binary(16)), [A_UUID, None]),
@@ -166,6 +175,9 @@ BAD: list[tuple[str, pa.Array, str]] = [
     ("numeric(40,2)", pa.array([None, decimal.Decimal("1.239")]), "row 1 is finer than numeric.*TYPE numeric"),
     ("numeric(40,2)[]", pa.array([[decimal.Decimal("1.239")]]), "row 0 is finer than numeric"),
     ("jsonb", pa.array([{"a": [b"\0"]}]), "does not go"),
+    ("jsonb", pa.array([{"a": 1.0}, {"a": math.nan}]), "row 1 cannot be JSON: JSON has no nan"),
+    ("jsonb", pa.array([[("a", 1), ("a", 2)]], pa.map_(TEXT, pa.int64())), "row 0 cannot be JSON: two keys"),
+    ("jsonb", pa.array([{"at": 2**58}], OF_A_TIME), "row 0 cannot be JSON"),
     ("numeric(3,0)", pa.array([1000]), 'ALTER COLUMN "v" TYPE bigint'),
     ("varchar(3)", pa.array(["abcd"]), r'ALTER COLUMN "v" TYPE varchar\(4\)'),
     ("text", pa.array(["ok", "a\0b"]), "row 1 holds a NUL"),
