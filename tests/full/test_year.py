@@ -12,6 +12,8 @@ from kit.year import __main__ as year
 from kit.year.clock import Clock
 from kit.year.story import DAY, begun
 
+pytestmark = pytest.mark.timeout(1500)
+
 
 @pytest.fixture(params=["postgres", pytest.param("delta", marks=pytest.mark.delta)])
 def kind(request: pytest.FixtureRequest) -> str:
