@@ -114,12 +114,17 @@ class RowsMisfit(SinkMismatch):
 class RowsRefused(SinkMismatch):
     """Some rows break a rule of the sink (NOT NULL, CHECK, a unique key, a value out of range). Nothing of them was kept."""
 
+    brief: str = ""
+    """What is wrong without a value of the row, so that rows with one fault have one group of letters; empty: the message tells."""
+
 
 class ValuesRefused(RowsRefused):
     """Python values that the sink's columns cannot hold as they are. Nothing was sent; convert them in the handler or change the table."""
 
     by_row: Mapping[int, str] = {}
     """Row of the call -> what is wrong with it."""
+    briefs: Mapping[int, str] = {}
+    """Row of the call -> its `brief`."""
     misfits: Mapping[str, tuple[str, int]] = {}
     """Column in which no value of the call fits -> what is wrong with one of them, and how many are."""
     fitting: frozenset[str] = frozenset()

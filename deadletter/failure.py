@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from checkpoint.errors import RowsRefused
 from deadletter.known import ErrorClass
 from deadletter.letter import Kind, fingerprint
 from deadletter.redact import redact
@@ -96,16 +97,22 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
     error_type, message = clean(error_type, TYPE_BYTES), clean(message, MESSAGE_BYTES)
     stack = _asked(lambda: "".join(traceback.format_exception(error)), f"{error_type}: {message}")
     place = clean(_own(frames), TYPE_BYTES)
+    brief = _brief(error)
     first_line = next((line for line in message.splitlines() if line.strip()), "")[:500]
     return Failure(
         error_type=error_type,
         message=message,
         stack=clean(stack, STACK_BYTES, tail=0.7),
-        fingerprint=fingerprint(error_type, _ADDRESS.sub("?", first_line), place),
+        fingerprint=fingerprint(error_type, "" if brief else _ADDRESS.sub("?", first_line), f"{place} {brief}" if brief else place),
         at=at,
         kind=kind,
         place=place,
     )
+
+
+def _brief(error: BaseException) -> str:
+    """What rows were refused for, without their values."""
+    return clean(str(getattr(error, "brief", "")), MESSAGE_BYTES) if issubclass(type(error), RowsRefused) else ""
 
 
 def text_of(error: BaseException) -> str:

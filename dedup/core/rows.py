@@ -176,7 +176,7 @@ def taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
 
 def fits_in_one_piece(table: pa.Table) -> bool:
     """Whether no column is too large for that."""
-    return max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST
+    return bool(max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST)
 
 
 def without_views(table: pa.Table) -> pa.Table:
@@ -454,17 +454,18 @@ def typed(
         arrays[name], faults = convert(rows.column(name), targets[name], name)
         wrong[name] = {row: fault for row, fault in faults.items() if row not in free[name]} if faults and name in free else faults
     if any(wrong.values()):
-        raise refusal(rows, wrong, lambda fault: told(fault, table, alter))
+        raise refusal(rows, wrong, table, lambda fault: told(fault, table, alter))
     return pa.table(arrays)
 
 
-def refusal(rows: PlainRows, wrong: Mapping[str, Faults], tell: Callable[[Fault], str]) -> ValuesRefused:
+def refusal(rows: PlainRows, wrong: Mapping[str, Faults], table: str, tell: Callable[[Fault], str]) -> ValuesRefused:
     """The error about these faults, by column and row: of each row the first of its columns that is wrong."""
     by_row: dict[int, Fault] = {}
     for name in reversed(rows.names):
         by_row |= wrong[name]
-    made = ValuesRefused(tell(by_row[min(by_row)]))
-    made.by_row = {row: tell(fault) for row, fault in sorted(by_row.items())}
+    made = _of_rows(
+        {row: tell(fault) for row, fault in sorted(by_row.items())}, {row: f"{table} {fault.brief}" for row, fault in by_row.items()}
+    )
     made.fitting = frozenset(name for name in rows.names if _some_fits(rows.column(name), wrong[name]))
     none = {name: faults for name, faults in wrong.items() if faults and name not in made.fitting}
     made.misfits = {name: (tell(next(iter(faults.values()))), len(faults)) for name, faults in none.items()}
@@ -493,8 +494,8 @@ def each_typed(numbers: Sequence[Sequence[int]], parts: Sequence[PlainRows], giv
 
 def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], ValuesRefused]]) -> ValuesRefused:
     by_row = {numbers[row]: why for numbers, error in refused for row, why in error.by_row.items()}
-    made = ValuesRefused(by_row[min(by_row)])
-    made.by_row = dict(sorted(by_row.items()))
+    briefs = {numbers[row]: brief for numbers, error in refused for row, brief in error.briefs.items()}
+    made = _of_rows(dict(sorted(by_row.items())), briefs)
     values = {name for table in fitting for name in with_values(ArrowRows(table))}
     made.fitting = frozenset(values.union(*(error.fitting for _, error in refused)))
     misfits: dict[str, tuple[str, int]] = {}
@@ -502,6 +503,13 @@ def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], 
         first, before = misfits.get(name, (why, 0))
         misfits[name] = (first, before + count)
     made.misfits = {name: misfit for name, misfit in misfits.items() if name not in made.fitting}
+    return made
+
+
+def _of_rows(by_row: Mapping[int, str], briefs: Mapping[int, str]) -> ValuesRefused:
+    first = min(by_row)
+    made = ValuesRefused(by_row[first])
+    made.by_row, made.briefs, made.brief = by_row, briefs, briefs.get(first, "")
     return made
 
 

@@ -6,6 +6,7 @@ exception. Both stores convert by this module, so that a value is the same in bo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -49,6 +50,11 @@ class Fault(NamedTuple):
 
     def __str__(self) -> str:
         return f"column {self.path!r} is {self.shown}, and {self.value} ({self.type}) does not go into it: {self.why}"
+
+    @property
+    def brief(self) -> str:
+        """The same without the value, and without numbers and texts that are made of it."""
+        return f"{self.path} ({self.shown}): {re.sub('[0-9]+', '?', self.why.partition(' (')[0])}"
 
 
 Faults = dict[int, Fault]

@@ -49,7 +49,7 @@ class EventsFailed(Exception):
 class Refusals:
     """What values of rows of single events are refused for, over all calls of one run: all of it is known before it is told."""
 
-    why: dict[tuple[Any, ...], str] = field(default_factory=dict)  # position (POSITION) of the event -> what is wrong with its first row
+    why: dict[tuple[Any, ...], ValuesRefused] = field(default_factory=dict)  # by position (POSITION) of the event: of its first row
     misfits: dict[Column, tuple[str, int]] = field(default_factory=dict)  # by column in which no value of a call fits
     fitting: set[Column] = field(default_factory=set)
     rows: dict[str, int] = field(default_factory=dict)  # by sink
@@ -69,7 +69,7 @@ class Refusals:
             self.first = self.first or refused
         else:
             for row, why in refused.by_row.items():
-                self.why.setdefault(authors[row], why)
+                self.why.setdefault(authors[row], _of_one(why, refused.briefs.get(row, "")))
         for name, (why, count) in refused.misfits.items():
             told, before = self.misfits.get((table, name), (why, 0))
             self.misfits[table, name] = (told, before + count)
@@ -91,7 +91,13 @@ class Refusals:
         positions = pa.table({name: [at[i] for at in self.why] for i, name in enumerate(POSITION)})
         named = {f"{table}.{name}": misfit for (table, name), misfit in misfits.items()}
         fitting = (f"{table}.{name}" for table, name in self.fitting)
-        return EventsFailed(positions, [ValuesRefused(why) for why in self.why.values()], named, fitting)
+        return EventsFailed(positions, list(self.why.values()), named, fitting)
+
+
+def _of_one(why: str, brief: str) -> ValuesRefused:
+    made = ValuesRefused(why)
+    made.brief = brief
+    return made
 
 
 def are_the_columns(misfits: int, of: int) -> bool:

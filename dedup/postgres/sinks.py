@@ -406,7 +406,7 @@ def refused_rows(sink: Sink, error: psycopg.Error, unread: Unread, plain: PlainR
     for row, (name, said) in unread.items():
         value = plain.rows[row].get(name)
         wrong[name][row] = Fault(name, shown(value), type(value).__name__, columns[name].type, redact(text_of(said)), None)
-    return refusal(plain, wrong, lambda fault: told(fault, sink.name, lambda name, wanted: ""))
+    return refusal(plain, wrong, sink.name, lambda fault: told(fault, sink.name, lambda name, wanted: ""))
 
 
 def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> StoreError:
@@ -425,7 +425,10 @@ def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> Sto
     table = f"{quoted(told.schema_name)}.{quoted(told.table_name)}" if told.schema_name and told.table_name else sink
     remedy = _remedy(state, table, told.constraint_name)
     where = f" ({redact(told.context).splitlines()[0][:200]})" if told.context else ""
-    return ours(f"{sink} refused the rows: {redact(text_of(error))}{where}. Nothing of them was written.{remedy}")
+    made = ours(f"{sink} refused the rows: {redact(text_of(error))}{where}. Nothing of them was written.{remedy}")
+    if isinstance(made, RowsRefused) and told.constraint_name:  # the text has values of a row
+        made.brief = f"{sink} {told.constraint_name}"
+    return made
 
 
 def _is_of_rows(error: psycopg.Error, state: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,46 @@ def test_a_row_of_a_batch_that_lacks_a_column_changes_nothing_there(place: Place
     rows = [{"n": 1, "i": 10}, {"n": 2, "s": "new"}, {"n": 1, "s": "last"}, {"n": 1, "i": 11}]
     written(bare(place.store(), name="b"), rows, keys="n")(batch(*orders([0])), 0)
     assert sorted(read(place, "late", ["n", "i", "s"])) == [(1, 11, "last"), (2, 2, "new")]
+
+
+def test_letters_are_grouped_by_what_a_sink_refuses(place: Place) -> None:
+    """Rows with one fault in one column are one group, whatever their values are, and those with another fault, or column, are another."""
+    delta = isinstance(place, DeltaPlace)
+    money: Any = pa.decimal128(10, 2) if delta else "numeric(10,2)"
+    create(place, "late", {"price": money, "tax": money, "n": pa.int32() if delta else "integer"})
+    amounts: list[dict[str, Any]] = [
+        {"price": Decimal("1.234"), "tax": None, "n": None},
+        {"price": Decimal("77.77777"), "tax": None, "n": None},
+        {"price": None, "tax": Decimal("1.234"), "n": None},
+        {"price": None, "tax": None, "n": "x" * 100},
+        {"price": None, "tax": None, "n": "y's" * 200},
+        {"price": Decimal(1), "tax": Decimal(1), "n": 1},
+    ]
+    made = bare(place.store())
+
+    @made.foreach(into="late")
+    def book(event: Event, tx: Any) -> Any:
+        return amounts[event.sequence_number]
+
+    assert made(batch(*orders(range(6))), 0).dead_lettered == 5
+    groups = [letter["fingerprint"] for letter in sorted(letters(place.store()), key=lambda letter: letter["sequence_number"])]
+    assert groups[0] == groups[1] and groups[3] == groups[4] and len(set(groups)) == 3
+
+
+@pytest.mark.postgres
+def test_letters_are_grouped_by_the_constraint_that_refuses(postgres: Any) -> None:
+    """The server shows the row in its error: rows that one CHECK refuses are one group all the same, and another CHECK has its own."""
+    place = PostgresPlace(postgres)
+    place.execute("create table late (n bigint constraint small check (n < 5), s text constraint known check (s <> 'y'), t text)")
+    made = bare(place.store())
+
+    @made.foreach(into="late")
+    def book(event: Event, tx: Any) -> Any:
+        return {"n": event.sequence_number, "s": "y" if event.sequence_number == 1 else "x", "t": "abcdefgh"[event.sequence_number]}
+
+    assert made(batch(*orders(range(8))), 0).dead_lettered == 4
+    groups = {letter["sequence_number"]: letter["fingerprint"] for letter in letters(place.store())}
+    assert groups[5] == groups[6] == groups[7] != groups[1]
 
 
 @pytest.mark.parametrize("shape", of_which(2, ["nulls", "few columns", "arrow", "alone", "arrow alone"]))
