@@ -14,6 +14,10 @@ from deadletter.known import SYSTEMIC, TRANSIENT
 from dedup.core.messages import Line, Message
 from dedup.core.settings import CALL
 
+PATIENT = 3
+"""Messages that fail alone, one after the other, by what may pass. Each may wait for a time-out: after so many of them one message is left
+to another turn before the next one is tried, then two, then four. So 10,000 that nobody answers wait for some sixteen time-outs."""
+
 
 @dataclass(frozen=True)
 class SendFailure:
@@ -68,7 +72,7 @@ class Call:
     """Messages go to a function.
 
     Where it raises, each message is handed over alone, to find the one that cannot be sent: those before it in its key were sent, those
-    behind it are not.
+    behind it are not. Where several in a row may pass another time, as with time-outs, most of the others wait for another turn.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -91,18 +95,22 @@ class Call:
         return Outcome()
 
     def _one_by_one(self, messages: Sequence[Message]) -> Outcome:
-        outcome, stopped = Outcome(), set[Line]()
+        outcome, stopped, in_a_row, left = Outcome(), set[Line | None](), 0, 0
         for place, message in enumerate(messages):
-            if message.line in stopped:
+            if left or (message.line is not None and message.line in stopped):
                 outcome.unsent.add(place)
+                stopped.add(message.line)
+                left = max(0, left - 1)
                 continue
             try:
                 self._sender([message])
+                in_a_row = 0
             except Exception as error:  # noqa: BLE001
                 _refuse_systemic(error)
-                outcome.failed[place] = _failure(error)
-                if message.line is not None:
-                    stopped.add(message.line)
+                outcome.failed[place] = failure = _failure(error)
+                stopped.add(message.line)
+                in_a_row = 0 if failure.permanent else in_a_row + 1
+                left = 1 << (in_a_row - PATIENT) if in_a_row >= PATIENT else 0
         return outcome
 
     def close(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 
+from checkpoint.errors import DestinationUnavailable
 from dedup import Consumer
 from dedup.outbox import Call, Message
-from kit.orders import batch, orders
+from kit.orders import batch, event, orders
 from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.places import Place
 
@@ -99,3 +101,29 @@ def test_a_socket_that_never_answers_stops_no_stream(place: Place) -> None:
         assert connection.recv(100) == b"p0-0"
         connection.close()
     settle(run)
+
+
+@pytest.mark.fast_on("postgres")
+def test_a_receiver_that_answers_nothing_in_time_is_not_asked_for_each_message(place: Place) -> None:
+    """A turn of many messages waits for few time-outs; where only some time out, the others arrive, and those of a key in their order."""
+    publisher(place.store())(batch(*(event(n, f"o{n}", n % 50) for n in range(100))), 0)
+    receiver, slow, calls = Receiver(), set(range(100)), list[int]()
+
+    def send(messages: Sequence[Message]) -> None:
+        calls.append(len(messages))
+        if any(int((message.body or b"o").decode()[1:]) in slow for message in messages):
+            raise TimeoutError("no answer")
+        receiver(messages)
+
+    with pytest.raises(DestinationUnavailable):
+        dispatcher(place, send).once()
+    assert calls.count(1) < 30 and states(place) == {"WAITING": 100}, calls
+    slow = {0, 1, 2, 3, 4, 60}
+    with suppress(DestinationUnavailable):  # of a turn of none but those
+        dispatcher(place, send).once()
+    assert states(place)["SENT"] >= 50
+    slow = set()
+    dispatcher(place, send).once()
+    assert states(place) == {"SENT": 100}
+    for key in range(50):
+        assert receiver.bodies(str(key).encode()) == [b"o%d" % key, b"o%d" % (key + 50)]
