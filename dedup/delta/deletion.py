@@ -12,6 +12,7 @@ import datetime as dt
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -112,7 +113,9 @@ class Deleting:
             "reservations": sum(f.rows for f in files if f.section in (KEYS, HELD)),
         }
         try:
-            lag, publisher = outbox.lag(), self._publisher(state)
+            publisher = self._publisher(state)
+            _publish(state, publisher)
+            lag = outbox.lag()
             letters, unshown = verify.letters_now(state, publisher), verify.unpublished_since(state, publisher)
             parts["dead letters"] = letters.select(Selection(limit=None), ["id"]).num_rows
             counts = {
@@ -257,6 +260,16 @@ class Deleting:
         with answering(self.path):
             infos = filesystem(self.path, self.storage_options).get_file_info(selector)
         yield from (info for info in infos if info.type == pafs.FileType.File)
+
+
+def _publish(state: ConsumerState, publisher: SinkPublisher) -> None:
+    """What can be published now does not wait. Raises StoreUnavailable, ConfigError.
+
+    Crash: whoever publishes next goes on.
+    """
+    with suppress(PublicationStuck, StoreRestored):
+        state.require_sound()
+        publisher.publish()
 
 
 def _decision(state: ConsumerState, publisher: SinkPublisher, allowed: Allowed, by: str, reason: str) -> Header:

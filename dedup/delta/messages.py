@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -88,6 +89,23 @@ class OutboxSnapshot:
         self.dispatcher = _dispatcher(read_columns(marks, ["turn", "attempt"], pc.field("number") < 0))
         self._last, self._open = _not_done(table, latest)
         self._ahead = self._beyond(latest)
+        self._more: Sequence[ds.Dataset] = ()
+
+    def beside(self, more: Sequence[ds.Dataset]) -> OutboxSnapshot:
+        """The same with rows of MESSAGES_TABLE that the table does not show yet: to be looked at, not to be followed."""
+        if not more:
+            return self
+        found = copy(self)
+        found.__dict__.pop("_all", None)
+        found._more = more
+        found._open = pa.concat_tables([self._open, *(_are_open(_joined(each.to_table(columns=SEEN), self._ahead)) for each in more)])
+        return found
+
+    def _read(self, columns: list[str], where: pc.Expression | None = None) -> pa.Table:
+        rows = read_columns(self.table, columns, where)
+        with tables.reading(self.table.table_uri):
+            more = [tables.rows_where(each, columns, where).cast(rows.schema) for each in self._more]
+        return pa.concat_tables([rows, *more])
 
     def _beyond(self, marks: pa.Table) -> pa.Table:
         """Those of messages that came after this version of their table: somebody else may have marked them."""
@@ -95,7 +113,7 @@ class OutboxSnapshot:
 
     @cached_property
     def _all(self) -> pa.Table:
-        return _joined(read_columns(self.table, SEEN), _latest(_marks(self.marks)))
+        return _joined(self._read(SEEN), _latest(_marks(self.marks)))
 
     def follow(self, table: DeltaTable, marks: DeltaTable) -> bool:
         """Take in what is new; False where that cannot be told, and all has to be read again."""
@@ -167,7 +185,7 @@ class OutboxSnapshot:
         first, last = pc.min(chosen["seq"]).as_py(), pc.max(chosen["seq"]).as_py()
         span = (pc.field("seq") >= first) & (pc.field("seq") <= last)
         span &= pc.field("number").isin(chosen["number"].combine_chunks())  # an old one waits, and all of them in between are done
-        rows = read_columns(self.table, ["number", "body", "headers"], span)
+        rows = self._read(["number", "body", "headers"], span)
         at = pc.index_in(chosen["number"], value_set=rows["number"].combine_chunks())
         whole = chosen.select(["number", "topic", "key", "id"])
         bodies = rows.take(at)

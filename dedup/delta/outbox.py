@@ -29,6 +29,7 @@ from dedup.delta.engine import Engine
 from dedup.delta.erasure import Blank, blanked, changed
 from dedup.delta.ledger import OUTBOX_SINK
 from dedup.delta.messages import BLANK, DONE, MARKS, MESSAGES_TABLE, ROWS_BITS, OutboxSnapshot, read_columns
+from dedup.delta.verify import Waiting, looked_again
 
 log = logging.getLogger("dedup")
 
@@ -95,8 +96,15 @@ class DeltaOutbox:
 
     parallel: ClassVar[bool] = False
 
-    def __init__(self, consumer: str, states: States, publish: Any, on_step: Callable[[str], None]) -> None:
-        self.consumer, self._states, self._publish, self._on_step = consumer, states, publish, on_step
+    def __init__(
+        self,
+        consumer: str,
+        states: States,
+        publish: Callable[[str], int],
+        waiting: Callable[[str], Sequence[Waiting]],
+        on_step: Callable[[str], None],
+    ) -> None:
+        self.consumer, self._states, self._publish, self._waiting, self._on_step = consumer, states, publish, waiting, on_step
         self._me = uuid.uuid4().hex
         self._claimed = False
         self._found: OutboxSnapshot | None = None
@@ -218,12 +226,21 @@ class DeltaOutbox:
         return found.topics() if found is not None else []
 
     def _readable(self) -> OutboxSnapshot | None:
-        """As `_now`; where a sink is stuck or the state was restored, what is there: whoever looks for the cause has to see it."""
+        """What is there, with the messages that are decided and do not show yet. It publishes nothing.
+
+        Where files are gone or the state was restored, what is there: whoever looks for the cause has to see it.
+        """
         try:
-            return self._now()
+            return looked_again(self._whole)
         except (PublicationStuck, StoreRestored) as error:
             log.warning("what %s has decided does not show everywhere, and messages of it may be missing: %s", self.consumer, error)
             return self._look()
+
+    def _whole(self) -> OutboxSnapshot | None:
+        waiting = self._waiting(self.consumer)  # before the look at the table, which shows what is published in between
+        if (found := self._look()) is None:
+            return None
+        return found.beside([one.rows() for one in waiting if not one.publication.shown_by(found.table)])
 
     def _now(self) -> OutboxSnapshot | None:
         self._publish(self.consumer)

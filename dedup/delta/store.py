@@ -365,7 +365,7 @@ class DeltaStore(Joins, Deleting, Tending):
 
     def outbox(self, consumer: str) -> DeltaOutbox:
         """The messages that this consumer has published."""
-        return DeltaOutbox(consumer, self._states, self.publish, self.on_step)
+        return DeltaOutbox(consumer, self._states, self.publish, self._messages_waiting, self.on_step)
 
     def consumers(self) -> list[str]:
         """Names, sorted."""
@@ -466,6 +466,10 @@ class DeltaStore(Joins, Deleting, Tending):
     def close(self) -> None:
         """Forget what was read; waits up to half a minute for copies of files of keys. The store can be used again."""
         self._states.forget()
+
+    def _messages_waiting(self, consumer: str) -> Sequence[verify.Waiting]:
+        with self._states.caught_up(consumer) as state:
+            return verify.messages_waiting(state, self._publisher(state))
 
     def _publisher(self, state: ConsumerState) -> SinkPublisher:
         return SinkPublisher(state, self.path, self.storage_options, self._names.spark)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ from dedup.delta.ledger import (
     HELD,
     KEYS,
     LETTERS_SINK,
+    OUTBOX_SINK,
     Header,
     Ledger,
     LedgerFile,
@@ -41,9 +42,9 @@ from dedup.delta.ledger import (
 )
 from dedup.delta.ledger_log import LedgerLog, by_day
 from dedup.delta.letters import EVENTS, EventRows, Letters, Several
-from dedup.delta.messages import repeated_numbers
+from dedup.delta.messages import MESSAGES_TABLE, repeated_numbers
 from dedup.delta.reservations import freed, reservations
-from dedup.delta.restores import require_same, require_unrestored
+from dedup.delta.restores import Publication, require_same, require_unrestored
 from dedup.delta.sequences import PLACE, WAITING, chained, lasts_of
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import absolute, filesystem, missing
@@ -51,6 +52,8 @@ from dedup.delta.tables import seq_of, seq_of_part
 
 LOOKS = 3
 """At a state that others change meanwhile."""
+
+Found = TypeVar("Found")
 
 _CHAIN = [*PLACE, "consumer", "source", "topic", "partition", "sequence", "status", "blocked_by", "kind"]
 
@@ -412,20 +415,39 @@ def letters_now(state: ConsumerState, publisher: SinkPublisher) -> Letters:
     """
     # Whoever reads letters does not hold the lock: a look by the state's own handle would move the snapshot that a decision goes against.
     ledger = type(state.ledger)(state.ledger.uri, publisher.options, state.ledger.consumer, state.sinks.engine)
-    return Letters(_events(state, publisher), _Decisions(ledger, state.header, not state.damage).of)
+    events = looked_again(lambda: _events_now(state, publisher))
+    return Letters(events, _Decisions(ledger, state.header, not state.damage).of)
 
 
-def _events(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
-    """Looked at again where another process publishes in the middle: it removes the files that were staged for Spark."""
+class Waiting(NamedTuple):
+    """Messages of one decision that their table may not show yet."""
+
+    publication: Publication
+    rows: Callable[[], ds.Dataset]  # MESSAGES_TABLE; raises PublicationStuck where files are gone
+
+
+def messages_waiting(state: ConsumerState, publisher: SinkPublisher) -> Sequence[Waiting]:
+    """What is decided of messages, and is not known to be published. Raises StoreRestored where the ledger is older than a table."""
+    state.require_sound()
+    uri = state.outbox_uris()[0]
+    return [
+        Waiting(publisher.publication(header, entry), functools.partial(_unpublished, header, entry, publisher, uri, MESSAGES_TABLE))
+        for header, entry in _to_publish(state)
+        if entry.name == OUTBOX_SINK
+    ]
+
+
+def looked_again(look: Callable[[], Found]) -> Found:
+    """Anew where another process publishes in the middle: it removes the files that were staged for Spark."""
     for _ in range(LOOKS - 1):
         try:
-            return _events_now(state, publisher)
+            return look()
         except PublicationStuck:
             continue
         except StoreUnavailable as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-    return _events_now(state, publisher)
+    return look()
 
 
 def _events_now(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
@@ -438,18 +460,18 @@ def _events_now(state: ConsumerState, publisher: SinkPublisher) -> EventRows:
     for seq in sorted(state.pending):
         header = state.decided[seq]
         waiting = [e for e in header.sinks if e.name == LETTERS_SINK and (table is None or not publisher.shows(table, header, e))]
-        parts += [_unpublished(header, entry, publisher, uri) for entry in waiting]
+        parts += [_unpublished(header, entry, publisher, uri, EVENTS) for entry in waiting]
     if all(isinstance(part, ds.Dataset) for part in parts):
         whole: EventRows = ds.dataset(parts) if parts else ds.dataset(EVENTS.empty_table())
         return whole
     return Several(EVENTS, tuple(parts))
 
 
-def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, uri: str) -> ds.Dataset:
+def _unpublished(header: Header, entry: SinkFiles, publisher: SinkPublisher, uri: str, schema: pa.Schema) -> ds.Dataset:
     publisher.require_files(header, entry, uri)
     place = filesystem(publisher.root if entry.staged else uri, publisher.options)
-    with tables.reading("of dead letters"):
-        rows = ds.dataset([add.path for add in entry.adds], EVENTS, format="parquet", filesystem=place)
+    with tables.reading(uri):
+        rows = ds.dataset([add.path for add in entry.adds], schema, format="parquet", filesystem=place)
         return ds.dataset(rows.to_table()) if entry.staged else rows
 
 

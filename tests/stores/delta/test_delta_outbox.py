@@ -6,7 +6,8 @@ import datetime as dt
 import itertools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from dedup.delta import engine as of_engine
 from dedup.delta import erasure, tables, upkeep
 from dedup.delta import messages as of_messages
 from dedup.delta import outbox as of_outbox
+from dedup.delta.commit import SinkPublisher
 from dedup.delta.engine import DeltaRs
 from dedup.delta.messages import OutboxSnapshot
 from dedup.outbox import Call, Dispatcher
+from dedup.signals.standing import look
 from dedup.verify import verify
 from fixtures.variants import of_which
 from kit.orders import assert_proven, batch, consumer, event
@@ -57,6 +60,46 @@ def send(place: DeltaPlace, rows: pa.Table, number: int) -> None:
 def states(place: DeltaPlace) -> list[str]:
     """Of the messages, ascending."""
     return [e.state.name for e in place.store().outbox("shop").entries(Chosen(limit=None))]
+
+
+@contextmanager
+def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No table takes what is published."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError("403 Forbidden")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SinkPublisher, "_add", refuse)
+        yield
+
+
+def test_messages_that_do_not_show_yet_are_read_without_publishing(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a table takes no commit, whoever looks for the cause sees each message once, with its body, and changes nothing."""
+    dispatcher(lake, Receiver()).once()
+    with away(monkeypatch):
+        with pytest.raises(StoreUnavailable):
+            send(lake, batch(event(2, "c"), event(3, "d")), 1)
+        before, outbox = lake.files(), lake.store().outbox("shop")
+        found = outbox.entries(Chosen(limit=None))
+        assert [(e.state.name, e.size) for e in found] == [("SENT", 1)] * 2 + [("WAITING", 1)] * 2
+        assert [outbox.message(e.number).body for e in found] == [b"a", b"b", b"c", b"d"]  # type: ignore[union-attr]
+        assert (outbox.lag().waiting, outbox.topics(), outbox.count()) == (2, ["out"], 4)
+        standing = look(lake.store(), "shop")
+        assert standing.outbox.waiting == 2 and standing.unpublished_since is not None
+    assert lake.files() == before
+    assert lake.store().publish("shop") == 1
+    assert outbox.count() == 4 and len(states(lake)) == 4
+
+
+def test_messages_whose_files_are_gone_hide_no_others(lake: DeltaPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person has to decide about them: until then what is there is shown."""
+    there = {*lake.folder.rglob("messages/*.parquet")}
+    with away(monkeypatch), pytest.raises(StoreUnavailable):
+        send(lake, batch(event(2, "c")), 1)
+    (gone,) = {*lake.folder.rglob("messages/*.parquet")} - there
+    gone.unlink()
+    assert states(lake) == ["WAITING"] * 2
 
 
 def test_what_a_person_decides_while_messages_are_sent_stays(lake: DeltaPlace) -> None:
