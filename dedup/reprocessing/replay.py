@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from checkpoint.errors import ConfigError, HandlerError, IncarnationChanged, PositionsMissing, ReprocessStopped
 from checkpoint.head import Run
-from checkpoint.position import Partition, Ranges
+from checkpoint.position import Ints, Partition, Ranges
 from deadletter.letter import LETTERS, Action, Status
 from deadletter.outage import with_replanning
-from deadletter.plans import history
+from deadletter.plans import REASONS, history
 from deadletter.selection import Selection
 from deadletter.store import Change, Commit
 from dedup.consumer import Consumer
@@ -30,7 +30,7 @@ from dedup.core import planning
 from dedup.core.envelope import POSITION
 from dedup.core.index import Index, first_of_each_key
 from dedup.core.messages import Messages
-from dedup.core.planning import NEW, SKIPPED, Settled
+from dedup.core.planning import LETTER_KINDS, NEW, NO_KEY, SKIPPED, UNDECODABLE, Settled
 from dedup.core.rows import Rows
 from dedup.core.steps import Merge
 from dedup.core.store import Transaction
@@ -85,7 +85,7 @@ def replay(
             inside the consumer's own handler.
         IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
             again; nothing of the page was changed.
-        ReprocessStopped: an event fails or is rejected now. Pages before it are done.
+        ReprocessStopped: an event fails, is rejected, does not decode or has no key now. Pages before it are done.
         PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where compensate or merge say
@@ -145,6 +145,7 @@ def _replay(page: _Page, done: Replayed) -> None:
         if missing and not page.options.skip_missing:
             raise PositionsMissing(f"{page.partition} {missing} were processed, but are not in the log (--skip-missing).")
         if len(index):
+            _refuse_unusable(page, rows, index, transaction)
             keys = index.keys_of(first_of_each_key(index, ~index.no_key))  # as decode reads them now; those there were stay reserved
             reserved = keys.num_rows - transaction.reserve(keys).num_rows
             _take_back(page, rows, index, transaction)
@@ -193,6 +194,25 @@ def _without_duplicates(index: Index, job: Job) -> Index:
     return index.only(np.flatnonzero(chosen))
 
 
+def _refuse_unusable(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transaction) -> None:
+    """Raise ReprocessStopped where the stream would park an event before its handler: its body does not decode, or it has no key."""
+    wrong = np.flatnonzero(index.undecodable | index.no_key)
+    if not len(wrong):
+        return
+    first = index.only(wrong[:1])
+    state = np.where(first.undecodable, UNDECODABLE, NO_KEY)
+    chunk = commit.Chunk(rows, first, Run("replay", 0), transaction.head)
+    whys = commit.why_undecodable(chunk, Settled(first, state, np.zeros(1, dtype=bool), 0), page.job.policy)
+    raise _stopped(index, wrong, whys[0].text if whys else REASONS[LETTER_KINDS[int(state[0])]])
+
+
+def _stopped(index: Index, wrong: Ints, said: str) -> ReprocessStopped:
+    return ReprocessStopped(
+        f"{len(wrong)} of {len(index)} events fail now, the first at {index.describe(int(wrong[0]))}: {said}. "
+        "Nothing of these positions was changed."
+    )
+
+
 def _take_back(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transaction) -> None:
     take_back = page.job.take_back
     if take_back is None:
@@ -218,10 +238,7 @@ def _handle(page: _Page, rows: EvaluatedBatch, index: Index, transaction: Transa
     if len(wrong):
         row = int(wrong[0])
         said = why.rejected.get(row) or f"{why.failed[row][-1].error_type}: {why.failed[row][-1].message[:300]}"
-        raise ReprocessStopped(
-            f"{len(wrong)} of {len(index)} events fail now, the first at {index.describe(row)}: {said}. "
-            "Nothing of these positions was changed."
-        )
+        raise _stopped(index, wrong, said)
 
 
 PASSED_ON = frozenset({"head", "connection", "attempt", "apart", "write", "merge"})

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from checkpoint.changes import reset
-from checkpoint.errors import HandlerError, IncarnationChanged, PositionsMissing
+from checkpoint.errors import HandlerError, IncarnationChanged, PositionsMissing, ReprocessStopped
 from checkpoint.position import Ranges
 from deadletter.selection import Selection
 from dedup import DeadLetters, ReprocessOptions
@@ -39,6 +39,22 @@ def test_a_replay_that_reads_other_keys_accounts_for_them(place: Place) -> None:
         replay(asked, run, accept_double=True)
     assert replay(asked, run, accept_double=True, accept_other_keys=True).replayed == 2
     assert run(batch(event(2, "x")), 1).duplicates == 1
+    assert_proven(place.store())
+
+
+@pytest.mark.fast_on("delta")
+@pytest.mark.parametrize(
+    ("other", "why"),
+    of_which(1, [(event(1, body=b"{"), "the body is not JSON"), (event(1, body=b'{"id": null, "amount": 1}'), "key is null")]),
+)
+def test_a_replay_gives_no_handler_what_the_stream_would_park(place: Place, other: dict[str, Any], why: str) -> None:
+    """Where other keys are accepted, too, an event that does not decode or has no key ends the replay, and nothing changes."""
+    fixed(place.store())(batch(event(0, "a"), event(1, "b")), 0)
+    run = logged(fixed(place.store()), event(0, "a"), other)
+    before = place.read()
+    with pytest.raises(ReprocessStopped, match=f"1 of 2 events fail now, the first at .*orders/0 1.*{why}"):
+        replay(Selection(topic="orders", first=0, last=1), run, accept_double=True, accept_other_keys=True)
+    assert place.read() == before
     assert_proven(place.store())
 
 
