@@ -129,7 +129,7 @@ def reprocess(
         keep = _due_ones(consumer, chosen, from_log=from_log)
         chosen = replace(chosen, kind=Kind.HANDLER_ERROR.value)
     if unsent.is_meant(selection) or (chosen.kind is None and unsent.meant_by(store, selection.ids or (), "reprocess")):
-        return unsent.reprocess(store, chosen, by=how.by, reason=how.reason, dry_run=dry_run)
+        return unsent.reprocess(store, replace(chosen, limit=how.limit), by=how.by, reason=how.reason, dry_run=dry_run)
     if selection.ids:
         refuse_erased(store.letters(Selection(consumer.name, ids=selection.ids, limit=None), ["id", "reason"]))
     head = consumer.known_head()

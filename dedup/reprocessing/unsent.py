@@ -41,15 +41,16 @@ def letters(store: Store, selection: Selection, columns: Sequence[str] | None = 
     return pa.Table.from_pylist(rows, SCHEMA).select(names)
 
 
-def meant_by(store: Store, ids: Sequence[str], what: str) -> Selection | None:
+def meant_by(store: Store, ids: str | Sequence[str], what: str) -> Selection | None:
     """The letters of messages that all these ids are of; None where no id is. Raises ConfigError where some are, and some are of events."""
+    ids = [ids] if isinstance(ids, str) else ids
     found = letters(store, meant := Selection(ids=tuple(ids), kind=Kind.UNSENT, limit=None), ["id"])["id"].to_pylist() if ids else []
     if found and set(ids) - set(found):
         raise ConfigError(f"Some of these letters are of messages (UNSENT) and some of events: {what} them separately.")
     return meant if found else None
 
 
-def refuse(store: Store, ids: Sequence[str], what: str) -> None:
+def refuse(store: Store, ids: str | Sequence[str], what: str) -> None:
     """Raise Refused where these letters are of messages, which have no event. Raises ConfigError as `meant_by`."""
     if meant_by(store, ids, what) is not None:
         raise Refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from deadletter.letter import Kind
 from deadletter.selection import Selection
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.options import ReprocessOptions
 from kit.orders import batch, event
 from kit.outgoing import Receiver, dispatcher, publisher, states
 from kit.places import Place
@@ -72,6 +74,26 @@ def test_its_id_alone_says_that_a_message_is_meant(place: Place, receiver: Recei
     assert reprocess(Selection(ids=(first,)), run, dry_run=True).selected == 1 and states(place)["DEAD"] == 2
     assert reprocess(Selection(ids=(first,)), run).reprocessed == 1 and states(place)["DEAD"] == 1
     assert reprocess(Selection(ids=(event_id,)), run, dry_run=True).by_kind == {"REJECTED": 1}
+
+
+@pytest.mark.fast_on("delta")
+def test_how_many_messages_are_let_go_is_said_by_the_options_alone(place: Place, receiver: Receiver) -> None:
+    """As of letters of events: the limit of the selection, which is 100 where nobody says one, does not count."""
+    run = publisher(place.store())
+    few = Selection(kind=Kind.UNSENT, limit=1)
+    assert reprocess(few, run, dry_run=True).selected == 2
+    assert reprocess(replace(UNSENT, limit=2), run, options=ReprocessOptions(limit=1)).reprocessed == 1
+    assert reprocess(few, run).selected == 1 and states(place).get("DEAD") is None
+
+
+@pytest.mark.fast_on("delta")
+def test_one_id_may_be_given_as_it_is(place: Place, receiver: Receiver) -> None:
+    """A text is one id, as for letters of events, and not many of one letter each."""
+    letters = DeadLetters(place.store())
+    first, second = letters.select(UNSENT, ["id"])["id"].to_pylist()
+    with pytest.raises(Refused, match="has no event to reopen"):
+        letters.reopen(second, reason="r", by="b")
+    assert letters.discard(first, reason="r", by="b").by_kind == {"UNSENT": 1}
 
 
 def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver: Receiver) -> None:
