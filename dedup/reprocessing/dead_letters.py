@@ -207,8 +207,8 @@ class DeadLetters:
         Raises:
             ConfigError: there is nothing to change, no such letter, one that is settled, the new key is decided already, or the letter's
                 body is JSON and the new one is not.
-            Refused: the letter is of a message (UNSENT); it is masked, and a new body would be stored as it is; or it is sealed, and
-                `redact` cannot open and seal it.
+            Refused: the letter is of a message (UNSENT); it is masked, and a new body would be stored as it is; it is sealed, and
+                `redact` cannot open and seal it; or a key is given, and the consumer has committed no batch since it was made or reset.
 
         Crash: the edit is made with its history, or not.
         """
@@ -251,7 +251,8 @@ class DeadLetters:
 
         Raises:
             ConfigError: nothing is named, the reason is blank, the key has another number of parts, or a letter or message is not there.
-            Refused: letters of the key are open or blocked, or messages of it were not sent. Nothing was erased.
+            Refused: letters of the key are open or blocked, or messages of it were not sent; or the consumer has committed no batch since
+                it was made or reset, so that keys cannot be computed. Nothing was erased.
 
         Crash: each portion is erased or not, and who erased it is kept with it; a second call goes on with the others.
         """
@@ -370,9 +371,9 @@ def given_key(head: Head, letter: Mapping[str, Any], parts: Sequence[str]) -> by
         parts: one text for each column of `idempotence_key=`; one for a message id.
 
     Raises:
-        ConfigError: the number of parts is not that of the key columns.
+        ConfigError: the number of parts is not that of the key columns. Refused: nobody knows what keys are made of.
     """
-    settings = head.settings or {}
+    settings = forgetting.key_settings(head)
     columns = json.loads(settings.get("key_columns", "[]")) or [keys.MESSAGE_ID]
     if len(parts) != len(columns):
         raise ConfigError(f"A key of {head.consumer!r} has {len(columns)} part(s): {', '.join(columns)}. Give each of them, in this order.")
@@ -389,7 +390,7 @@ def shown(parts: Sequence[str]) -> str:
 
 def payload_hash(head: Head, letter: Mapping[str, Any], body: bytes | None) -> int:
     """Of the payload that a given key stands for: the new body where the whole body counts, else what the letter has."""
-    if body is None or json.loads((head.settings or {}).get("key_payload", "[]")):
+    if body is None or json.loads(forgetting.key_settings(head).get("key_payload", "[]")):
         return int(letter["payload_hash"] or 0)
     return int.from_bytes(hashlib.sha256(keys.encode(body)).digest()[:8], "big", signed=True)
 

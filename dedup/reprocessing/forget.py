@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,6 +152,7 @@ def find(store: Store, asked: ToForget) -> Found:
 
     Raises:
         ConfigError: the key has another number of parts; a letter is of another consumer, or there is none; a message is not there.
+        Refused: as `key_settings`.
     """
     head, named = store.head(asked.consumer), _letters(store, asked.consumer, asked.letters)
     if strange := sorted(set(asked.letters) - set(named["id"].to_pylist())):
@@ -183,8 +184,18 @@ def _wanted(head: Head, given: Sequence[str], texts: Iterable[str], letters: pa.
     return {key for parts in keys_of_texts for key in keys_named(head, parts, _places(head, letters))}
 
 
+def key_settings(head: Head) -> Mapping[str, str]:
+    """What keys are made of. Raises Refused where no batch has said it since the consumer was made, or reset."""
+    if head.settings is None:
+        raise Refused(
+            f"Consumer {head.consumer!r} has committed no batch since it was made or reset, so nobody knows yet what its keys are made of. "
+            "Nothing was changed. Start it, and repeat this after its first batch."
+        )
+    return head.settings
+
+
 def _columns(head: Head) -> list[str]:
-    found: list[str] = json.loads((head.settings or {}).get("key_columns", "[]")) or [keys.MESSAGE_ID]
+    found: list[str] = json.loads(key_settings(head).get("key_columns", "[]")) or [keys.MESSAGE_ID]
     return found
 
 
@@ -222,9 +233,9 @@ def keys_named(head: Head, parts: Sequence[str], places: Iterable[tuple[str, str
         parts: as letters show them: bytes in hex, null as nothing.
 
     Raises:
-        ConfigError: the number of parts is not that of the key columns.
+        ConfigError: the number of parts is not that of the key columns. Refused: as `key_settings`.
     """
-    settings, columns = head.settings or {}, _columns(head)
+    settings, columns = key_settings(head), _columns(head)
     if len(parts) != len(columns):
         raise ConfigError(f"A key of {head.consumer!r} has {len(columns)} part(s): {', '.join(columns)}. Give each of them, in this order.")
     whole = settings.get("key_scope") == "consumer"

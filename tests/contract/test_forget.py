@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from checkpoint import changes
 from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import CONTENTS, ERASED, LETTERS
 from dedup import DeadLetters, Selection, reprocess
@@ -71,6 +72,24 @@ def forget(place: Place, **asked: Any) -> Any:
 def contents(row: dict[str, Any]) -> set[str]:
     """Columns of a letter that say what its event said."""
     return {name for name in CONTENTS if row[name] is not None}
+
+
+@pytest.mark.fast_on("delta")
+def test_a_key_is_not_guessed_after_a_reset(place: Place) -> None:
+    """Until the next batch nobody knows what keys are made of: to forget one, or to give a letter one, is refused."""
+    parked(place)
+    store, letter = place.store(), letters(place.store())[0]["id"]
+    DeadLetters(store).reopen(letter, **ANN)
+    store.amend("shop", changes.reset, by="ann", reason="start over")
+    for asked in ({"key": SECRET}, {"letters": [letter]}):
+        with pytest.raises(Refused, match="no batch since it was made or reset"):
+            forget(place, **asked, dry_run=True)
+    with pytest.raises(Refused, match="no batch since it was made or reset"):
+        DeadLetters(store).edit(letter, key="z", **ANN)
+    assert contents(letters(store)[0]) and letters(store)[0]["idempotence_key"] == SECRET
+    quoting(store)(batch(event(9, "later")), 0)
+    DeadLetters(store).discard(letter, **ANN)
+    assert forget(place, dry_run=True).letters == 1
 
 
 def test_nothing_of_a_forgotten_key_can_be_read_any_more(place: Place) -> None:

@@ -17,7 +17,7 @@ from deadletter.store import KEYS, Commit, Free
 from dedup.postgres import PostgresStore, key_filter, wire
 from dedup.postgres.keys import _asking, _take_free
 from dedup.reprocessing.dead_letters import DeadLetters
-from kit import pg_server
+from kit import pg_help, pg_server
 from kit.known_filter_kit import chunk, filtering, has_read, read
 from kit.pg_help import epoch, keep_copy, keys, letter, park, purge_all
 from kit.pg_run import run
@@ -160,7 +160,7 @@ def test_data_that_were_restored_are_other_data(store: PostgresStore, postgres: 
 
 def test_a_key_that_a_letter_gets_back_by_an_edit_is_reserved(store: PostgresStore, postgres: str) -> None:
     """After a purge nothing else holds it, and the filter was read when nobody did: that event is a duplicate all the same."""
-    epoch(store)
+    pg_help.chunk(store, epoch(store), 900, 900)
     (found,) = park(store, [letter(5)])
     chunk(store, 10, 19)
     letters = DeadLetters(store)
@@ -222,7 +222,7 @@ def test_keys_of_letters_are_known_where_their_table_was_purged(store: PostgresS
 
 def test_keys_that_edits_replaced_are_known_where_their_table_was_purged(store: PostgresStore) -> None:
     """They are in the filter like the keys that letters have now."""
-    epoch(store)
+    pg_help.chunk(store, epoch(store), 900, 900)
     (edited,) = park(store, [letter(5)])
     DeadLetters(store).edit(edited, key="z", by="ann", reason="")
     read(store)

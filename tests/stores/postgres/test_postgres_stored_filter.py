@@ -19,7 +19,7 @@ from dedup.postgres import keys as looking
 from dedup.postgres.transaction import PgTransaction
 from dedup.reprocessing.dead_letters import DeadLetters
 from fixtures.variants import of_which
-from kit import pg_server
+from kit import pg_help, pg_server
 from kit.known_filter_kit import chunk, digests, has_read, read
 from kit.pg_help import epoch, keep_copy, keys, letter, park, purge_all
 from kit.pg_run import run
@@ -162,7 +162,7 @@ def test_a_key_in_two_tables_is_known_once(store: PostgresStore, postgres: str) 
 def test_keys_that_letters_hold_are_found_after_the_purge(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A letter that takes its key back when its table is packed holds it alone once that is purged: its duplicate is one all the same."""
     monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
-    epoch(store)
+    pg_help.chunk(store, epoch(store), 900, 900)
     (found,) = park(store, [letter(5)])
     letters = DeadLetters(store)
     letters.edit(found, key="z", by="ann", reason="")
@@ -188,7 +188,7 @@ def test_a_key_that_a_letter_takes_while_its_table_is_purged_is_found(postgres: 
     monkeypatch.setattr(key_filter, "FEW", 0)
     monkeypatch.setattr(key_filter, "_CHEAPER", 10**9)
     store, other = PostgresStore(postgres), PostgresStore(postgres)
-    epoch(store)
+    pg_help.chunk(store, epoch(store), 900, 900)
     (found,) = park(store, [letter(5)])
     letters = DeadLetters(other)
     letters.edit(found, key="z", by="ann", reason="")
