@@ -265,6 +265,8 @@ def _print_reprocessed(done: Reprocessed, from_log: bool) -> None:
     if not done.dry_run:
         rows = [(name, len(done.unread) if name == "unread" else getattr(done, name)) for name in RESULTS]
         print_table(["result", "letters"], rows, title="done")
+    if done.behind:
+        typer.echo(f"Up to {done.behind} more wait behind these, and are run as well where these pass.")
     if done.dry_run and done.expired:
         typer.echo(f"{done.expired} letters are older than Limits(reprocess_within=...), and are left.")
     if done.unread:

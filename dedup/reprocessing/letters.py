@@ -46,6 +46,7 @@ from dedup.pipeline import commit, company, reentry
 from dedup.pipeline.batch import EvaluatedBatch
 from dedup.pipeline.commit import Job
 from dedup.reprocessing import unsent
+from dedup.reprocessing.behind import Behind
 from dedup.reprocessing.events import (
     as_they_came,
     events_of,
@@ -104,7 +105,8 @@ def reprocess(
         from_log: run no letters but the positions of the selected range that were never delivered, as those of an accepted gap.
         due: run only those that `Retry(later=...)` of the consumer says are due now. One that fails again waits for the next time, and
             after the last one for a person.
-        dry_run: count what is selected, by kind, and name what could not be read; no handler runs and nothing changes.
+        dry_run: count what is selected, by kind, and what waits behind it; name what could not be read. No handler runs and nothing
+            changes.
 
     Raises:
         ReprocessStopped: `options.stop_after` letters in a row failed.
@@ -140,8 +142,12 @@ def reprocess(
         report.absent, report.filled, report.lost = filled.absent, filled.ran, len(filled.lost)
         return report
     keep = young if keep is None else _both(keep, young)
-    report.by_kind, report.unread = count(store, chosen, how, keep, partial(unreadable, consumer) if dry_run else None)
+    after = Behind() if dry_run else None
+    report.by_kind, report.unread = count(store, chosen, how, keep, partial(unreadable, consumer) if dry_run else None, after)
     report.selected = sum(report.by_kind.values())
+    if after is not None:
+        left = None if how.limit is None else how.limit - (report.selected - len(report.unread))
+        report.behind = after.count(store, consumer.name, young, left)
     if chosen.topic is not None and (chosen.first is not None or chosen.last is not None):
         covers = [coverage(store, head, p, chosen) for p in matching(head, chosen)]
         report.processed, report.absent = sum(len(c.processed) for c in covers), sum(len(c.absent) for c in covers)
@@ -448,8 +454,13 @@ def count(
     options: ReprocessOptions,
     keep: Keep,
     look: Callable[[pa.Table], list[Unread]] | None = None,
+    behind: Behind | None = None,
 ) -> tuple[dict[str, int], list[Unread]]:
-    """How many letters can be run, by kind; and what `look` finds in each page of them, which does not count for the limit."""
+    """How many letters can be run, by kind; and what `look` finds in each page of them, which does not count for the limit.
+
+    Args:
+        behind: is told of all others.
+    """
     kinds: Counter[str] = Counter()
     found: list[Unread] = []
 
@@ -461,6 +472,8 @@ def count(
         page = page.slice(0, within(page, unread, left()))
         kinds.update(page["kind"].to_pylist())
         found.extend(unread[letter] for letter in page["id"].to_pylist() if letter in unread)
+        if behind is not None:
+            behind.add(page.filter(pc.invert(pc.is_in(page["id"], pa.array(list(unread), pa.string())))))
     return dict(sorted(kinds.items())), found
 
 

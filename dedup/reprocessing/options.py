@@ -42,6 +42,7 @@ class Reprocessed:
     failed: int = 0  # again; the same letters with one more attempt
     waiting: int = 0  # behind another letter of their sequence
     left: int = 0  # somebody else has them, or they changed meanwhile
+    behind: int = 0  # a dry run: not selected, and run as well if the selected ones before them pass
     expired: int = 0  # left, and not selected: older than the consumer's reprocess_within
     lost: int = 0  # neither kept whole nor in the log any more
     unread: list[Unread] = field(default_factory=list)  # not run: the log, which alone has their whole bodies, could not be read

@@ -178,6 +178,12 @@ def test_a_look_at_letters_tells_of_those_that_are_too_old(capsys: pytest.Captur
     assert "2 letters are older than Limits(reprocess_within=...), and are left." in capsys.readouterr().out
 
 
+def test_a_look_at_letters_tells_how_many_wait_behind_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run takes those as well: without a word it would do more than was shown."""
+    _print_reprocessed(Reprocessed(selected=1, behind=2, dry_run=True), from_log=False)
+    assert "Up to 2 more wait behind these, and are run as well where these pass." in capsys.readouterr().out
+
+
 def test_a_table_names_some_of_many_letters_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     """Where thousands are unread, also at each turn of --every: the first ones, and how many there are beside them."""
     unread = [Unread(f"letter-{n:02}", "kafka", "orders", 0, n, "the broker is away") for n in range(25)]

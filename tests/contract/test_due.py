@@ -95,6 +95,8 @@ def test_letters_behind_one_that_is_due_are_run_in_order(place: Place, clock: li
     assert [x["status"] for x in letters(place.store())] == ["OPEN", "BLOCKED", "BLOCKED"]
     clock[0] = dt.timedelta(minutes=2)
     bad.clear()
+    look = reprocess(Selection(), run, due=True, dry_run=True)
+    assert (look.selected, look.behind) == (1, 2)
     assert reprocess(Selection(), run, due=True).reprocessed == 3
     assert_proven(place.store())
 

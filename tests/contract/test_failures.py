@@ -146,11 +146,32 @@ def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> Non
     assert sorted(ids(place.read())) == ["b1", "b2", "b3"]
     order: list[str] = []
     fixed = sequenced(place.store(), lambda i: bool(order.append(i)))
+    assert waiting_behind(fixed, id=parked[0]["id"]) == (1, 2)
     report = reprocess(Selection(id=parked[0]["id"]), fixed)
     assert report.reprocessed == 3 and order == ["a1", "a2", "a3"]
     assert sorted(ids(place.read())) == ["a1", "a2", "a3", "b1", "b2", "b3"]
     assert fixed(batch(event(6, "a4", 1)), 2).processed == 1
     assert_proven(place.store())
+
+
+def waiting_behind(run: Any, limit: int | None = None, **selected: Any) -> tuple[int, int]:
+    """How many letters a dry run finds, and how many more that wait behind them."""
+    found = reprocess(Selection(**selected), run, dry_run=True, options=ReprocessOptions(limit=limit))
+    return found.selected, found.behind
+
+
+@pytest.mark.fast_on("delta")
+def test_a_dry_run_says_how_many_letters_wait_behind_those_that_it_counts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are run as well: none is told twice, none beyond a limit, and none behind a letter that is not run itself."""
+    monkeypatch.setattr("dedup.reprocessing.behind.SEQUENCES", 1)
+    run = sequenced(place.store(), lambda i: i in ("a0", "b0"))
+    run(batch(*(event(n, f"{'ab'[n % 2]}{n // 2}", n % 2) for n in range(8))), 0)
+    a0, b0, a1, *_ = (row["id"] for row in letters(place.store()))
+    assert waiting_behind(run) == (8, 0)
+    assert waiting_behind(run, ids=(a0,)) == (1, 3) and waiting_behind(run, ids=(a0, b0)) == (2, 6)
+    assert waiting_behind(run, ids=(a0, a1)) == (2, 2) and waiting_behind(run, ids=(a1,)) == (1, 0)
+    assert waiting_behind(run, 2, ids=(a0,)) == (1, 1) and waiting_behind(run, 1, ids=(a0, b0)) == (1, 0)
+    assert reprocess(Selection(ids=(a0,)), sequenced(place.store(), lambda i: False)).behind == 0
 
 
 @pytest.mark.full
