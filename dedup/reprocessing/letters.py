@@ -60,7 +60,7 @@ from dedup.reprocessing.events import (
 )
 from dedup.reprocessing.from_log import WholeEvent, coverage, fill, matching, no_reader, read_bodies
 from dedup.reprocessing.options import FIRST_PAGE, LARGEST_PAGE, PAGE_BYTES, Reprocessed, ReprocessOptions, Unread
-from dedup.reprocessing.outcomes import Tried, change_of, first_failure, succeeded
+from dedup.reprocessing.outcomes import Tried, change_of, succeeded, untold
 
 RUNNABLE = (Status.OPEN.value, Status.BLOCKED.value)
 
@@ -583,6 +583,6 @@ def losing(letters: pa.Table, keys: Mapping[str, Sequence[bytes]], options: Repr
     held = sorted({key for own in keys.values() for key in own})
     changed = pa.table({"id": letters["id"], "status": [Status.LOST.value] * len(rows), "holds_key": [False] * len(rows)})
     done = {"at": now, "action": Action.LOST.value, "by": options.by, "reason": options.reason}
-    firsts = [first_failure(row) for row in rows if row["attempts"] == 1]
+    firsts = [entry for row in rows for entry in untold(row)]
     entries = [{**done, "letter_id": row["id"], "reserved": -len(keys.get(row["id"], ()))} for row in rows]
     return [Change(changed, history([*firsts, *entries])), Free(pa.table({"key": pa.array(held, pa.binary(16))}))]

@@ -120,7 +120,7 @@ def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetim
     reserved = int(row in tried.won)
     if state == WAITING:
         return [{"letter_id": old["id"], "at": at, "action": Action.RESERVED.value, "by": by, "reason": reason, "reserved": reserved}]
-    first = [first_failure(old)] if old["attempts"] == 1 else []
+    first = untold(old)
     if succeeded(state):
         action = Action.DUPLICATE if state == DUPLICATE else Action.REPROCESSED
         return [*first, {"letter_id": old["id"], "at": at, "action": action.value, "by": by, "reason": reason, "reserved": reserved}]
@@ -131,6 +131,14 @@ def _entries(tried: Tried, row: int, by: str, reason: str | None, at: dt.datetim
         said = _said(tried, row, LETTER_KINDS[state])
         again = [{"letter_id": old["id"], "at": at, "action": Action.FAILED.value, "by": by, "error_message": said}]
     return [*first, *again[:-1], {**again[-1], "reserved": reserved}]
+
+
+def untold(letter: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history's row for the one failure that the letter was parked with; none where the history has it.
+
+    A letter that waited when it was parked had not failed: its first failure is later, and was told when it happened.
+    """
+    return [first_failure(letter)] if letter["attempts"] == 1 and letter["first_failed_at"] == letter["last_failed_at"] else []
 
 
 def first_failure(letter: Mapping[str, Any]) -> dict[str, Any]:

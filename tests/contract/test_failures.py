@@ -28,9 +28,10 @@ from checkpoint.errors import (
 from deadletter.letter import Kind
 from deadletter.policy import lift_budget
 from deadletter.selection import Selection
+from deadletter.store import Change
 from dedup.core.store import Store
 from dedup.reprocessing.from_log import fill
-from dedup.reprocessing.letters import reprocess
+from dedup.reprocessing.letters import losing, reprocess
 from dedup.reprocessing.options import ReprocessOptions
 from dedup.reprocessing.replay import replay
 from fixtures.variants import of_which
@@ -152,6 +153,20 @@ def test_events_wait_behind_a_dead_letter_of_their_sequence(place: Place) -> Non
     assert sorted(ids(place.read())) == ["a1", "a2", "a3", "b1", "b2", "b3"]
     assert fixed(batch(event(6, "a4", 1)), 2).processed == 1
     assert_proven(place.store())
+
+
+@pytest.mark.fast_on("delta")
+def test_a_letter_that_only_waited_tells_of_no_failure_from_before_it_was_run(place: Place) -> None:
+    """Its history has the one failure that it had, whether it passes, or is lost, afterwards."""
+    store = place.store()
+    sequenced(store, lambda i: i == "a1")(batch(event(0, "a1", 1), event(1, "a2", 1)), 0)
+    second = letters(store)[1]["id"]
+    assert reprocess(Selection(), sequenced(store, lambda i: i == "a2")).failed == 1
+    change, _ = losing(store.letters(Selection(id=second)), {}, ReprocessOptions())
+    assert isinstance(change, Change) and change.history["action"].to_pylist() == ["LOST"]
+    assert reprocess(Selection(), sequenced(store, lambda i: False)).reprocessed == 1
+    assert store.history(second)["action"].to_pylist() == ["FAILED", "REPROCESSED"]
+    assert_proven(store)
 
 
 def waiting_behind(run: Any, limit: int | None = None, **selected: Any) -> tuple[int, int]:
