@@ -148,13 +148,19 @@ class Retry:
     """The time from the first run of what is tried, a whole chunk or one event of it, each by itself: no wait begins that would end later,
     but the first one after the death of a Python worker of Spark's."""
     later: Sequence[given.Duration] = ()
-    """When a dead letter of the kind HANDLER_ERROR is due to be run again, each counted from the one before; the first one from the failure
-    that made the letter. `reprocess(due=True)` and `dedup dead-letter reprocess --due` run what is due. Nothing does so by itself."""
+    """When a dead letter of the kind HANDLER_ERROR is due to be run again, each counted from the one before; the first one from the first
+    failure of the event. That one is longer than `total`, unless `attempts` is 1: a time that passes while the event is still tried is left
+    out. `reprocess(due=True)` and `dedup dead-letter reprocess --due` run what is due. Nothing does so by itself."""
 
     def __post_init__(self) -> None:
         given.check_fields(RETRY, self, "Retry")
         if given.to_seconds(self.first) > given.to_seconds(self.longest):
             raise ConfigError(f"Retry waits {self.first} to {self.longest} seconds: give 0 <= first <= longest.")
+        if self.later and self.attempts > 1 and given.to_seconds(self.later[0]) <= given.to_seconds(self.total):
+            raise ConfigError(
+                f"Retry(later=[{self.later[0]}, ...], total={self.total}): that time after its first failure an event may still be tried, "
+                "and is no letter that could be due. Give a first time in later= that is longer than total=, or attempts=1."
+            )
 
     def retrying(
         self,

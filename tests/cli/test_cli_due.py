@@ -36,7 +36,7 @@ def handle(rows, tx):
     tx.write(flatten(rows), "orders")
 
 
-consumer = made(DeltaPlace(Path({folder!r})).store(), budget=None, retry=Retry(later=[0.001], first=0, longest=0))
+consumer = made(DeltaPlace(Path({folder!r})).store(), budget=None, retry=Retry(later=[0.001], first=0, longest=0, total=0))
 consumer._handler = handle
 """
 

@@ -117,6 +117,15 @@ def test_letters_that_are_too_old_keep_no_others_from_running(place: Place, cloc
     assert_proven(place.store())
 
 
+def test_a_time_at_which_an_event_may_still_be_tried_is_refused() -> None:
+    """A letter that is parked after all its times would never be due, and nobody would be told."""
+    for wrong in ({"attempts": 10, "total": 300, "later": [60]}, {"later": [dt.timedelta(seconds=30)]}):
+        with pytest.raises(ConfigError, match=r"longer than total="):
+            Retry(**wrong)
+    for right in ({"total": 300, "later": [301, 60]}, {"attempts": 1, "total": 300, "later": [60]}, {"total": 300}):
+        Retry(**right)
+
+
 def test_nothing_is_due_without_times(place: Place) -> None:
     """The error says how to give them; kinds that are never due are refused."""
     run, _ = job(place, ())
