@@ -202,6 +202,9 @@ class BudgetExceeded(DedupError):
 class ReprocessStopped(DedupError):
     """Reprocess or replay stopped because events fail again. What was done before is done; a second call goes on."""
 
+    report: Any = None
+    """The `Reprocessed` or `Replayed` of the call, up to there."""
+
 
 class LettersUnread(DedupError):
     """Some letters were not run, because their whole bodies could not be read from the log. The other letters were run."""

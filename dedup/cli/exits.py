@@ -26,6 +26,10 @@ from dedup.cli import lines
 from dedup.urls import mask_secrets
 
 
+class HandlerAway(Exception):
+    """The handler, which is the user's, cannot go on now: what it calls is away. The same command gets further later."""
+
+
 class ExitCode(IntEnum):
     """What the command's exit code means."""
 
@@ -38,7 +42,7 @@ class ExitCode(IntEnum):
     REFUSED = 3
     """The state does not allow it. Read the message: it says what to do first."""
     UNREACHABLE = 4
-    """The store or the broker cannot be reached. Try again later."""
+    """The store, the broker, or what the handler calls, cannot be reached. Try again later."""
     UNEXPECTED = 5
     """An error that this program does not expect. DEDUP_DEBUG=1 shows where it comes from."""
     INTERRUPTED = 130
@@ -55,7 +59,7 @@ HELP = "Exit codes: " + "; ".join(
         "reprocess: letters failed or were not read)",
         ExitCode.USAGE: "the call is wrong",
         ExitCode.REFUSED: "the state does not allow it",
-        ExitCode.UNREACHABLE: "the store or the broker cannot be reached",
+        ExitCode.UNREACHABLE: "the store, the broker or what the handler calls cannot be reached",
         ExitCode.UNEXPECTED: "unexpected error",
         ExitCode.INTERRUPTED: "ended by Ctrl-C",
         ExitCode.UNREAD: "the reader of the output has gone",
@@ -69,7 +73,7 @@ def exit_code(error: Exception) -> ExitCode:
     match error:
         case ReprocessStopped() | LettersUnread():
             return ExitCode.FOUND
-        case StoreUnavailable() | CommitUnknown() | SourceUnavailable() | DestinationUnavailable():
+        case StoreUnavailable() | CommitUnknown() | SourceUnavailable() | DestinationUnavailable() | HandlerAway():
             return ExitCode.UNREACHABLE
         case Refused():
             return ExitCode.REFUSED
@@ -113,4 +117,4 @@ def told(error: Exception) -> str:
 
 def _is_known(error: Exception) -> bool:
     """Whether the text alone says what is wrong."""
-    return isinstance(error, (dedup.DedupError, ImportError))
+    return isinstance(error, (dedup.DedupError, ImportError, HandlerAway))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +16,8 @@ import dedup
 from checkpoint.errors import LettersUnread, ReprocessStopped
 from deadletter import outage
 from deadletter.selection import Selection
-from dedup.cli.exits import found
+from dedup.cli import lines
+from dedup.cli.exits import ExitCode, HandlerAway, exit_code, found, told
 from dedup.cli.options import (
     OPTIONS,
     POSITIONS,
@@ -158,8 +161,10 @@ def reprocess_(
             show(done)
 
     if every is not None:
-        again_and_again(every, once, show_news, lambda error: _may_pass(error, consumer))
-    show(done := once())
+        again_and_again(every, partial(_as_far_as_it_comes, once), show_news, lambda error: outage.may_pass(error, consumer.on_failure))
+    with _shown_if_stopped(show), _away(consumer):
+        done = once()
+    show(done)
     found(done.failed > 0 or bool(done.unread and not look) or (done.filled is not None and done.filled.dead_lettered > 0))
 
 
@@ -190,22 +195,54 @@ def replay_(
     handler; it says which calls of the handler the replay refuses.
     """
     consumer, look = consumer_of(target), not yes
+
+    def show(done: Replayed) -> None:
+        if as_json:
+            print_json(_plain(done))
+        else:
+            _print_replayed(done, takes_back=consumer.take_back is not None)
+
     check_consumer(consumer.store, consumer.name)
     if not look:
         _session(consumer, frames)
-    with progress("replaying") as told:
+    with _shown_if_stopped(show), _away(consumer), progress("replaying") as told:
         options = ReprocessOptions(who(by), reason or None, skip_missing=skip_missing, on_progress=told)
         accepted = {"accept_double": accept_double, "accept_other_keys": accept_other_keys}
         done = replay(selection, consumer, **accepted, dry_run=look, options=options)
-    if as_json:
-        print_json(_plain(done))
-        return
-    _print_replayed(done, takes_back=consumer.take_back is not None)
+    show(done)
 
 
-def _may_pass(error: Exception, consumer: Consumer) -> bool:
-    """Whether a later turn may get further: letters failed again, or what the handler calls, the store or the broker is away."""
-    return isinstance(error, ReprocessStopped) or outage.may_pass(error, consumer.on_failure)
+def _as_far_as_it_comes(once: Callable[[], Reprocessed]) -> Reprocessed:
+    """One turn of several. Where too many letters failed again, that is told, and the next turn goes on."""
+    try:
+        return once()
+    except ReprocessStopped as stopped:
+        lines.note(f"dedup: {told(stopped)}", error=stopped)
+        report: Reprocessed = stopped.report
+        return report
+
+
+@contextmanager
+def _shown_if_stopped(show: Callable[[Any], None]) -> Iterator[None]:
+    """What was done before a run stopped is done, and shown."""
+    try:
+        yield
+    except ReprocessStopped as stopped:
+        show(stopped.report)
+        raise
+
+
+@contextmanager
+def _away(consumer: Consumer) -> Iterator[None]:
+    """Raise HandlerAway where an error is the handler's own, no event's fault, and may pass."""
+    try:
+        yield
+    except Exception as error:
+        if exit_code(error) is not ExitCode.UNEXPECTED or not outage.may_pass(error, consumer.on_failure):
+            raise
+        raise HandlerAway(
+            f"{type(error).__name__}: {error}. The handler cannot go on now. What was done is done: run this again."
+        ) from error
 
 
 def _these(consumer: Consumer, ids: Sequence[str], selection: Selection, *, from_log: bool) -> Selection:

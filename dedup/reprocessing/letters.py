@@ -109,7 +109,7 @@ def reprocess(
             changes.
 
     Raises:
-        ReprocessStopped: `options.stop_after` letters in a row failed.
+        ReprocessStopped: `options.stop_after` letters in a row failed; `report` of the error says what was done before.
         LettersUnread: the log alone has the whole event of some letters, and it could not be read: nothing is registered with
             `consumer.register_log_reader`, the log does not have the event any more (see `options.skip_missing`) or has another one, or
             the broker does not answer. Or a letter is sealed and cannot be opened, or has other columns that no event can have. All other
@@ -408,10 +408,12 @@ class _Reprocess:
         failed = any(not succeeded(state) and state != WAITING for state in states.values())
         self.size = FIRST_PAGE if failed else min(2 * self.size, LARGEST_PAGE)
         if longest >= self.options.stop_after:
-            raise ReprocessStopped(
+            error = ReprocessStopped(
                 f"{longest} letters in a row failed again; {report.reprocessed} were reprocessed before. "
                 f"`dedup dead-letter group` shows why. A second call goes on with what is left."
             )
+            error.report = report
+            raise error
 
 
 def room(limit: int | None, used: int) -> int:

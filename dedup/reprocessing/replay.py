@@ -85,7 +85,8 @@ def replay(
             inside the consumer's own handler.
         IncarnationChanged: the log holds other events at these positions than those that were processed, as of a topic that was created
             again; nothing of the page was changed.
-        ReprocessStopped: an event fails, is rejected, does not decode or has no key now. Pages before it are done.
+        ReprocessStopped: an event fails, is rejected, does not decode or has no key now. Pages before it are done; `report`
+            of the error has them.
         PositionsMissing: the log does not have some positions any more; without `options.skip_missing`.
 
     Crash: each page is repeated or not. A second call repeats all of them once more, which changes nothing where compensate or merge say
@@ -108,7 +109,12 @@ def replay(
         return done
     for cover in covers:
         for asked in windows(cover.processed):
-            with_replanning(partial(_replay, _Page(job, cover.partition, asked, selection, how, accept_double, accept_other_keys), done))
+            page = _Page(job, cover.partition, asked, selection, how, accept_double, accept_other_keys)
+            try:
+                with_replanning(partial(_replay, page, done))
+            except ReprocessStopped as stopped:
+                stopped.report = done
+                raise
             how.on_progress(done.replayed, done.processed)
     return done
 

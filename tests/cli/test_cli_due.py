@@ -103,6 +103,24 @@ def test_rounds_go_on_while_the_service_is_away(
     assert [row["id"] for row in place.read()] == ["a", "b"]
 
 
+def test_a_service_that_is_away_asks_for_another_try(line: str, tmp_path: Path, dedup: Run) -> None:
+    """What the handler calls cannot be reached: exit code 4, and nobody is asked to report it."""
+    (tmp_path / "away").touch()
+    code, out, err = dedup(f"{line} --yes --json")
+    assert (code, out) == (4, "") and "ConnectionRefusedError: no answer from" in err and "run this again" in err
+    assert "s3cret" not in err and "DEDUP_DEBUG" not in err
+
+
+@pytest.mark.parametrize("every", ["", " --every 1s"])
+def test_what_was_done_before_a_stop_is_told(line: str, every: str, tmp_path: Path, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script reads one whole document beside the error; with --every the next turn comes, and without it the exit code is 1."""
+    (tmp_path / "down").touch()
+    pauses = rounds(monkeypatch, 2)
+    code, out, err = dedup(f"{line} --yes --json --stop-after 1{every}")
+    assert json.loads(out)["failed"] == 2 and err.count("letters in a row failed again") == 1
+    assert len(pauses) == 2 if every else code == 1
+
+
 @pytest.mark.parametrize("error", of_which(1, [CommitUnknown, CommitConflict, RegistryUnavailable, SealUnavailable]))
 def test_rounds_go_on_after_what_stops_no_stream(error: type[DedupError], line: str, dedup: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost answer, another writer, or a registry that is away ends no rounds, as it ends no stream."""
