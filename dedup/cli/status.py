@@ -22,7 +22,19 @@ from dedup.cli.show import AsJson, cell, print_json, print_table
 from dedup.signals.standing import Standing, look
 from dedup.urls import StoreUrl, check_consumer, open_store
 
-COLUMNS = ["consumer", "state", "lag", "seconds", "rate", "last_commit", "open_letters", "oldest_letter", "unsent", "dead"]
+COLUMNS = [
+    "consumer",
+    "state",
+    "lag",
+    "seconds",
+    "rate",
+    "last_commit",
+    "open_letters",
+    "blocked_letters",
+    "oldest_letter",
+    "unsent",
+    "dead",
+]
 
 SHORTEST = 0.5
 """Seconds between two looks, at least."""
@@ -200,6 +212,6 @@ def _document(one: Standing, warned: Sequence[Warned]) -> dict[str, Any]:
 def _row(one: Standing) -> list[Any]:
     events, seconds = one.lag
     per_second = None if one.rate is None else round(one.rate, 1)
-    letters = [sum(one.letters.values()), one.oldest]
+    letters = [sum(one.letters.values()), sum(one.blocked.values()), one.oldest]
     unsent = one.outbox.waiting + one.outbox.behind
     return [one.head.consumer, one.activity, events, seconds, per_second, one.last_commit, *letters, unsent, one.outbox.dead]

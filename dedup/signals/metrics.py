@@ -84,9 +84,14 @@ def _lag_seconds(one: Standing) -> Iterator[Value]:
             yield tuple(map(str, lag.partition)), lag.seconds
 
 
-def _letters(one: Standing) -> Iterator[Value]:
-    for kind in (kind for kind in Kind if kind != Kind.UNSENT):  # those are messages of the outbox
-        yield (kind,), one.letters.get(kind, 0)
+def _by_kind(get: Callable[[Standing], Mapping[str, int]]) -> Read:
+    """One number for each kind of letters of events."""
+
+    def read(one: Standing) -> Iterator[Value]:
+        for kind in (kind for kind in Kind if kind != Kind.UNSENT):  # those are messages of the outbox
+            yield (kind,), get(one).get(kind, 0)
+
+    return read
 
 
 def _outbox(one: Standing) -> Iterator[Value]:
@@ -126,7 +131,16 @@ METRICS: Mapping[str, Metric] = {
     "dedup_lag_seconds": Metric(
         "Time between the event at the checkpoint and the newest one.", _PLACE, _lag_seconds, "dedup.lag.time", "s"
     ),
-    "dedup_open_letters": Metric("Dead letters that wait for a person.", ("kind",), _letters, "dedup.letters.open", "{letter}"),
+    "dedup_open_letters": Metric(
+        "Dead letters that wait for a person.", ("kind",), _by_kind(lambda one: one.letters), "dedup.letters.open", "{letter}"
+    ),
+    "dedup_blocked_letters": Metric(
+        "Dead letters that wait behind another one of their sequence.",
+        ("kind",),
+        _by_kind(lambda one: one.blocked),
+        "dedup.letters.blocked",
+        "{letter}",
+    ),
     "dedup_oldest_letter_timestamp_seconds": Metric(
         "When the oldest open dead letter failed first.",
         (),

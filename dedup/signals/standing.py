@@ -56,6 +56,7 @@ class Standing:
     oldest: dt.datetime | None  # when the oldest of them failed first
     outbox: OutboxLag
     lags: Sequence[Lag] | None  # None: no broker was asked, or see `lag_problem`
+    blocked: Mapping[str, int] = field(default_factory=dict)  # kind -> letters that wait behind another one of their sequence
     damage: str | None = None  # in which the message names the command
     reserved_since: dt.datetime | None = None  # when the oldest reservations were made that are kept
     unpublished_since: dt.datetime | None = None  # when the first batch was committed that a sink does not show
@@ -92,14 +93,14 @@ class Standing:
 
 
 def look(store: Store, name: str, broker: Ends | None = None, source: str = "") -> Standing:
-    """Read what is to be said of one consumer. Takes no lock; of decisions it reads the newest, of open letters each group.
+    """Read what is to be said of one consumer. Takes no lock; of decisions it reads the newest, of letters that wait each group.
 
     Raises:
         StoreError: the consumer cannot be read. SourceUnavailable: the broker does not answer.
     """
     head = store.head(name)
     newest = newest_records(store, head, NEWEST)
-    groups, damage = _open(store, name)
+    groups, blocked, damage = _waiting(store, name)
     unpublished_since = store.unpublished_since(name)
     far, lag_problem = _lags(head, broker, source)
     return Standing(
@@ -108,6 +109,7 @@ def look(store: Store, name: str, broker: Ends | None = None, source: str = "") 
         last_commit=pc.max(newest["committed_at"]).as_py(),
         rate=rate(newest),
         letters=_by_kind(groups),
+        blocked=_by_kind(blocked),
         oldest=pc.min(groups["first_failed_at"]).as_py(),
         outbox=store.outbox(name).lag(),
         lags=far,
@@ -149,15 +151,16 @@ def _by_kind(groups: pa.Table) -> dict[str, int]:
     return dict(zip(found["kind"].to_pylist(), found["letters_sum"].to_pylist(), strict=True))
 
 
-def _open(store: Store, name: str) -> tuple[pa.Table, str | None]:
-    """GROUPS of all open letters, or why these cannot be told, which says nothing of other consumers."""
+def _waiting(store: Store, name: str) -> tuple[pa.Table, pa.Table, str | None]:
+    """GROUPS of all open letters, those of blocked ones, or why these cannot be told, which says nothing of other consumers."""
     try:
         store.require_letters(name)
-        return store.groups(Selection(name, status=Status.OPEN, limit=None)), None
+        found, blocked = (store.groups(Selection(name, status=status, limit=None)) for status in (Status.OPEN, Status.BLOCKED))
+        return found, blocked, None
     except StoreUnavailable:
         raise
     except DedupError as error:
-        return GROUPS.empty_table(), str(error)
+        return GROUPS.empty_table(), GROUPS.empty_table(), str(error)
 
 
 def rate(records: pa.Table) -> float | None:

@@ -39,6 +39,7 @@ USUAL = {
     f"dedup_checkpoint{{{PLACE}}}": "0+500x240",
     f"dedup_lag_events{{{PLACE}}}": "700 300 500 900 200x236",
     'dedup_open_letters{consumer="shop",kind="REJECTED"}': "4x240",
+    'dedup_blocked_letters{consumer="shop",kind="REJECTED"}': "2x240",
     'dedup_oldest_letter_timestamp_seconds{consumer="shop"}': "0x240",
     'dedup_outbox_messages{consumer="shop",state="dead"}': "0x240",
     'dedup_oldest_message_timestamp_seconds{consumer="shop"}': "0+60x240",
@@ -63,6 +64,9 @@ FAULTS: dict[str, tuple[str, str]] = {
     "DedupDamaged": ('dedup_damage{consumer="shop"}', "0x220 1x20"),
 }
 """Alarm -> the one series that differs from a usual day."""
+
+BEHIND_OTHERS = ('dedup_blocked_letters{consumer="shop",kind="REJECTED"}', "2x200 2+20x40")
+"""The same for a flood of letters of which all but the first wait behind it."""
 
 
 @pytest.fixture(params=BOTH)
@@ -168,9 +172,17 @@ def test_alarms_and_dashboard_use_only_metrics_that_there_are() -> None:
     assert [rule["alert"] for rule in RULES] == re.findall(r"^## (Dedup\w+)$", runbook, re.MULTILINE) == list(FAULTS)
 
 
-def day(fault: str | None) -> dict[str, Any]:
+def test_the_runbook_finds_an_old_letter_that_failed_again_lately(place: Place, dedup: Run) -> None:
+    """The alarm goes by the first failure, and so does what is typed first: the letter's last failure was a moment ago."""
+    section = (ROOT / "docs/how-to/runbook.md").read_text().partition("## DedupLetterIsOld")[2]
+    (command,) = re.findall(r"`dedup (.*?)`", section)[:1]
+    code, out, _ = dedup(command.replace("NAME", "shop"), place)
+    assert code == 0 and "REJECTED" in out and "first failed at" in out
+
+
+def day(fault: str | None, told: tuple[str, str] | None = None) -> dict[str, Any]:
     """A test of promtool's: four hours, at whose end the alarm of this fault is raised, and no other one."""
-    series = {**USUAL, **dict([FAULTS[fault]] if fault else [])}
+    series = {**USUAL, **dict([told or FAULTS[fault]] if fault else [])}
     return {
         "name": fault or "a usual day",
         "interval": "1m",
@@ -190,4 +202,5 @@ def test_each_alarm_is_raised_by_its_own_fault_and_by_nothing_else(tmp_path: Pat
     program = alarms.promtool()
     if program is None:
         pytest.skip("promtool is not installed (Debian: prometheus), and DEDUP_TEST_PROMTOOL names none")
-    assert alarms.evaluated([day(fault) for fault in (None, *FAULTS)], tmp_path, program) == ""
+    days = [*(day(fault) for fault in (None, *FAULTS)), day("DedupLettersGrow", BEHIND_OTHERS)]
+    assert alarms.evaluated(days, tmp_path, program) == ""

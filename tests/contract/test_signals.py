@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -150,6 +151,18 @@ def test_all_open_letters_are_counted(place: Place) -> None:
     run(batch(*orders(range(len(words)))), 0)
     found = look(place.store(), "shop")
     assert found.letters == {"REJECTED": len(words)} and found.damage is None
+
+
+def test_letters_behind_others_are_counted_apart(place: Place, dedup: Any) -> None:
+    """A flood in one sequence is one open letter and many that wait behind it: metrics and status have both numbers."""
+    run = consumer(place.store(), budget=None, sequence_key="partition")
+    run(batch(*(event(n, f"bad {n}", -1) for n in range(5))), 0)
+    found = look(place.store(), "shop")
+    assert (found.letters, found.blocked) == ({"REJECTED": 1}, {"REJECTED": 4})
+    values = Numbers(place.store()).values()
+    assert ({"consumer": "shop", "kind": "REJECTED"}, 4.0) in values["dedup_blocked_letters"]
+    (shown,) = json.loads(dedup("status --json", place)[1])
+    assert (shown["open_letters"], shown["blocked_letters"]) == (1, 4)
 
 
 def test_the_lag_is_observed_where_a_broker_is_named(place: Place, sdk: Sdk) -> None:
