@@ -19,6 +19,7 @@ import dedup
 from checkpoint.errors import Refused
 from deadletter.hiding import SEALED_TEXT, mark_of
 from deadletter.json_rows import json_rows
+from deadletter.plans import given_a_key
 from deadletter.selection import Selection
 from deadletter.work import Changed, Which
 from dedup.cli.options import By, Commands, Ids, Reason, Yes, check_names, one_of, progress, selecting, who, whole_ids
@@ -296,7 +297,12 @@ def edit(
         return
     print_table(CHANGES, [(what.replace("_", " "), now, then) for what, now, then in changes], title=whole[:12])
     if new is not None:
-        typer.echo("The key comes from the new body. Check that it is the id of this message.")
+        by_hand = bool(key) or bool(given_a_key(letters.store.history(whole)))
+        typer.echo(
+            "The letter keeps the key that it was given, whatever the new body says."
+            if by_hand
+            else "The key comes from the new body. Check that it is the id of this message."
+        )
     typer.echo("edited; `dedup dead-letter reprocess` runs it as it is" if yes else NOTHING_DONE)
 
 

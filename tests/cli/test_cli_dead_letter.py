@@ -195,6 +195,17 @@ def test_a_body_is_edited_from_a_file_exactly(place: Place, dedup: Run, tmp_path
     assert (code, err.count("\n"), "No such file" in err) == (2, 1, True)
 
 
+def test_an_edit_of_a_body_says_where_the_key_comes_from(place: Place, dedup: Run) -> None:
+    """From the new body, unless a person gave the letter a key, now or before."""
+    line = f"dead-letter edit {listed(dedup, place)[0]['id']}"
+    body = f"{line} --body '{{}}'"
+    assert "The key comes from the new body." in dedup(body, place)[1]
+    for edit in (f"{body} --key y", f"{line} --key y --yes", body):
+        out = dedup(edit, place)[1]
+        assert "comes from the new body" not in out
+        assert ("keeps the key that it was given" in out) is ("--body" in edit)
+
+
 @pytest.mark.full
 def test_an_edit_says_what_it_changes(place: Place, dedup: Run) -> None:
     """With --json too, before and after --yes: the sizes of a body, and both keys."""
