@@ -31,6 +31,7 @@ from dedup.cli.exits import told
 from dedup.cli.show import is_terminal
 from dedup.core.near import near
 from dedup.core.store import Store
+from dedup.reprocessing import unsent
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.urls import StoreAddress, check_consumer
 
@@ -299,7 +300,7 @@ def whole_ids(letters: DeadLetters, ids: Sequence[str] | None, selection: Select
 def check_names(store: Store, selection: Selection) -> None:
     """Raise ConfigError, with the names there are, for a consumer, source or topic that the store knows nothing of.
 
-    A topic is known if a consumer has a checkpoint in it, or a letter is of it.
+    A topic is known if a consumer has a checkpoint in it, a letter is of it, or a message is for it.
     """
     if selection.consumer is not None:
         check_consumer(store, selection.consumer)
@@ -307,12 +308,19 @@ def check_names(store: Store, selection: Selection) -> None:
     if asked == Selection(selection.consumer, limit=1) or DeadLetters(store).select(asked, ["id"]).num_rows:
         return
     names = store.consumers() if selection.consumer is None else [selection.consumer]
-    known = sorted({(p.source, p.topic) for name in names for p in store.head(name).checkpoints})
+    known = sorted({(p.source, p.topic) for name in names for p in store.head(name).checkpoints} | _of_messages(store, names, selection))
     if not any(selection.source in (None, source) and selection.topic in (None, topic) for source, topic in known):
         wanted = " of ".join(repr(name) for name in (selection.topic, selection.source) if name is not None)
         what = "source" if selection.topic is None else "topic"
         shown = ", ".join(f"{topic!r} of {source!r}" for source, topic in known)
-        raise dedup.ConfigError(f"No checkpoint and no dead letter is of {what} {wanted}. Known topics: {shown or 'none'}.")
+        raise dedup.ConfigError(f"No checkpoint, dead letter or message is of {what} {wanted}. Known topics: {shown or 'none'}.")
+
+
+def _of_messages(store: Store, names: Sequence[str], selection: Selection) -> set[tuple[str, str]]:
+    """Source and topic of messages, whose letters may be meant."""
+    if selection.kind not in (None, Kind.UNSENT):
+        return set()
+    return {(unsent.SOURCE, topic) for name in names for topic in store.outbox(name).topics()}
 
 
 def find(target: str, what: str, example: str) -> Any:

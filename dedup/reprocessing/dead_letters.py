@@ -114,7 +114,7 @@ class DeadLetters:
         letter = self.select(Selection(ids=(self.find(id),)))
         (row,) = letter.drop_columns(["body", "extras"]).to_pylist()
         past = self.store.history(row["id"])
-        if row["attempts"] == 1 and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
+        if row["attempts"] and not pc.any(pc.equal(past["action"], Action.FAILED.value)).as_py():
             past = pa.concat_tables([history([first_failure(row)]), past])
         found = Letter(letter, past.sort_by("at"))
         return found if self.redact is None else opened(found, self.redact)
@@ -166,13 +166,12 @@ class DeadLetters:
 
         A letter that released its key reserves it again; where another event has been decided under it since, it is skipped.
 
-        Raises Refused for ids of messages (UNSENT): who gave one up has done so for good.
+        Raises Refused for messages (UNSENT): who gave one up has done so for good.
 
         Crash: each portion is done or not; a second call goes on with the others.
         """
         who = _who(by, reason)
-        if not isinstance(which, Selection):
-            unsent.refuse(self.store, which, "reopen")
+        unsent.refuse(self.store, which, "reopen")
 
         def plan(access: Access) -> Plan:
             free = access.letters.filter(pc.invert(access.letters["holds_key"]))
@@ -272,11 +271,13 @@ class DeadLetters:
 
         Raises:
             ConfigError: the file is there already.
+            Refused: letters of messages (UNSENT) are meant.
             StoreRestored, PublicationStuck: letters may be missing, because tables were restored or copied back. What is there can be read
                 all the same: by `select`, `groups` and `show`.
 
         Crash: the file is there, whole, or not there.
         """
+        unsent.refuse(self.store, selection, "export")
         return files.export(self.store, selection, to, format, on_progress)
 
     def import_(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import GROUPS, LETTERS, Kind, Status, fingerprint, letter_id
 from deadletter.selection import Selection
-from deadletter.work import Changed
+from deadletter.work import Changed, Which
 from dedup.core.messages import Chosen, Entry, State
 from dedup.core.store import Store
 from dedup.reprocessing.options import Reprocessed
@@ -50,9 +50,10 @@ def meant_by(store: Store, ids: str | Sequence[str], what: str) -> Selection | N
     return meant if found else None
 
 
-def refuse(store: Store, ids: str | Sequence[str], what: str) -> None:
+def refuse(store: Store, which: Which, what: str) -> None:
     """Raise Refused where these letters are of messages, which have no event. Raises ConfigError as `meant_by`."""
-    if meant_by(store, ids, what) is not None:
+    ids = which.ids or () if isinstance(which, Selection) else which
+    if (isinstance(which, Selection) and is_meant(which)) or meant_by(store, ids, what) is not None:
         raise Refused(
             f"A letter of a message that was not sent (UNSENT) has no event to {what}. Reprocess it, which sends it, or discard it."
         )
@@ -76,7 +77,12 @@ def discard(store: Store, selection: Selection, *, by: str, reason: str, dry_run
     numbers = _numbers(store, replace(selection, status=selection.status or Status.OPEN))
     meant = sum(map(len, numbers.values()))
     changed = meant if dry_run else sum(store.outbox(consumer).discard(few, by=by, reason=reason) for consumer, few in numbers.items())
-    return Changed(selected=meant, changed=changed, by_kind={Kind.UNSENT.value: changed} if changed else {}, dry_run=dry_run)
+    done = Changed(selected=meant, changed=changed, by_kind={Kind.UNSENT.value: changed} if changed else {}, dry_run=dry_run)
+    if selection.ids is not None and selection.status is None:
+        gone = letters(store, replace(selection, status=Status.DISCARDED), ["id"])["id"].to_pylist()
+        done.selected += len(gone)
+        done.skip(f"it is {Status.DISCARDED}", gone)
+    return done
 
 
 def reprocess(store: Store, selection: Selection, *, by: str | None = None, reason: str | None = None, dry_run: bool) -> Reprocessed:

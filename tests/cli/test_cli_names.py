@@ -21,7 +21,7 @@ FILTERING = ["list", "group", "discard --reason x", "reopen", "export {folder}/l
 
 UNKNOWN = {
     "--consumer shoop": "There is no consumer 'shoop' in this store. It has: shop",
-    "--topic ordes": "No checkpoint and no dead letter is of topic 'ordes'. Known topics: 'orders' of 'broker'",
+    "--topic ordes": "No checkpoint, dead letter or message is of topic 'ordes'. Known topics: 'orders' of 'broker'",
     "--source broke": "is of source 'broke'. Known topics: 'orders' of 'broker'",
     "--source broke --topic orders": "is of topic 'orders' of 'broke'",
 }

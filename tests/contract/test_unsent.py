@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from checkpoint.errors import ConfigError, Refused
 from deadletter.letter import Kind
 from deadletter.selection import Selection
+from dedup.core.messages import Asked, Failed, Marks
 from dedup.reprocessing.dead_letters import DeadLetters
 from dedup.reprocessing.letters import reprocess
 from dedup.reprocessing.options import ReprocessOptions
@@ -110,16 +112,49 @@ def test_discarding_it_gives_it_up_and_lets_the_others_go(place: Place, receiver
     assert {r["id"]: r["status"] for r in letters.select(UNSENT).to_pylist()} == {first: "DISCARDED", second: "OPEN"}
 
 
-def test_what_only_events_have_is_refused_as_such(place: Place, receiver: Receiver) -> None:
-    """A letter that is listed is there: who edits or reopens it is told what can be done instead."""
+def test_what_only_events_have_is_refused_as_such(place: Place, receiver: Receiver, tmp_path: Path) -> None:
+    """A letter that is listed is there: who edits, reopens or exports it is told what can be done instead."""
     letters = DeadLetters(place.store())
     first = letters.select(UNSENT, ["id"])["id"].to_pylist()[0]
     with pytest.raises(Refused, match=r"\(UNSENT\) has no event to edit. Reprocess it, which sends it, or discard it"):
         letters.edit(first, body=b"{}", reason="r", by="b")
     letters.discard([first], reason="r", by="b")
-    with pytest.raises(Refused, match=r"\(UNSENT\) has no event to reopen"):
-        letters.reopen([first], reason="r", by="b")
-    assert states(place)["DISCARDED"] == 1
+    for which in ([first], UNSENT, Selection(ids=(first,))):
+        with pytest.raises(Refused, match=r"\(UNSENT\) has no event to reopen"):
+            letters.reopen(which, reason="r", by="b")
+    for which in (UNSENT, Selection(ids=(first,))):
+        with pytest.raises(Refused, match=r"\(UNSENT\) has no event to export"):
+            letters.export(which, tmp_path / "letters.jsonl")
+    assert states(place)["DISCARDED"] == 1 and not list(tmp_path.glob("*.jsonl"))
+
+
+@pytest.mark.fast_on("postgres")
+def test_one_that_was_given_up_is_not_given_up_again(place: Place, receiver: Receiver, dedup: Any) -> None:
+    """As of letters of events, the result says why; a person who names it is told with exit code 3."""
+    letters = DeadLetters(place.store())
+    first, second = letters.select(UNSENT, ["id"])["id"].to_pylist()
+    letters.discard(first, reason="r", by="b")
+    done = letters.discard([first, second], reason="r", by="b", dry_run=True)
+    assert (done.selected, done.changed, done.skipped, done.examples) == (2, 1, {"it is DISCARDED": 1}, {"it is DISCARDED": first})
+    code, _, err = dedup(f"dead-letter discard {first} --reason r --yes", place)
+    assert code == 3 and "None of these letters can be discarded: it is DISCARDED" in err
+
+
+@pytest.mark.fast_on("delta")
+def test_a_message_that_was_tried_several_times_has_failed(place: Place, dedup: Any) -> None:
+    """Its letter shows the last failure as its history; a topic of messages is known while none of them is dead."""
+    publisher(place.store())(batch(event(0, "o0")), 0)
+    assert dedup("dead-letter list --kind UNSENT --topic out", place)[:2] == (0, "no dead letters match\n")
+    assert dedup("dead-letter list --kind REJECTED --topic out", place)[0] == 2
+    with place.store().outbox("shop").turn(Asked()) as turn:
+        turn.mark(Marks(tried=[Failed(m.number, "Away", "later") for m in turn.messages]))
+    with place.store().outbox("shop").turn(Asked()) as turn:
+        turn.mark(Marks(dead=[Failed(m.number, "Away", "never") for m in turn.messages]))
+    letters = DeadLetters(place.store())
+    shown = letters.show(letters.select(UNSENT, ["id"])["id"][0].as_py())
+    assert shown.row["attempts"] == 2
+    assert [(e["action"], e["error_message"]) for e in shown.history.to_pylist()] == [("FAILED", "never")]
+    assert "never tried" not in dedup(f"dead-letter show {shown.row['id']}", place)[1]
 
 
 @pytest.mark.full
