@@ -7,6 +7,7 @@ The service takes about 0.4 s for each question, so dedup asks about the partiti
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from deadletter.redact import redact
 from dedup.eventhub.connection import Connection, hidden
 
 SIDE_BY_SIDE = 16
+
+_STATUS = re.compile(r"Status code: (\d+)")
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,19 @@ def explained(error: Exception, connection: Connection, what: str = "") -> Sourc
     """Return the client's error as one of dedup, without secrets."""
     said = hidden(redact(str(error)), connection).split("\n")[0]
     where = f"{connection.hub!r} at {connection.namespace}{what}"
-    if isinstance(error, AuthenticationError):
+    if is_refused(error):
         return ConfigError(f"Event Hubs refuses to read {where}: {said}. Check the key, or the role Azure Event Hubs Data Receiver.")
-    if condition(error) == "not-found" or "could not be found" in said or "Status code: 404" in said:
+    if condition(error) == "not-found" or "could not be found" in said or "Status code: 404" in str(error):
         return ConfigError(f"There is no event hub, partition or consumer group of this name: {where}, group {connection.group!r}: {said}")
     return SourceUnavailable(f"Event Hubs could not be read, {where}: {said}")
+
+
+def is_refused(error: Exception) -> bool:
+    """Return whether the service refuses the login. The client has the same class for a token that has expired, and for a time-out."""
+    if not isinstance(error, AuthenticationError):
+        return False
+    status = _STATUS.search(str(error))
+    return status[1] in ("401", "403") if status else condition(error) == "unauthorized-access"
 
 
 def condition(error: Exception) -> str:

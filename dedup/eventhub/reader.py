@@ -353,8 +353,13 @@ def _end(client: EventHubConsumerClient, thread: threading.Thread) -> None:
 
 
 def backoff(attempt: int) -> None:
-    """Wait before the next attempt: 0.1 s, doubled each time, up to 5 s."""
-    time.sleep(min(5.0, 0.1 * 2**attempt))
+    """Wait before the next attempt."""
+    time.sleep(pause_after(attempt))
+
+
+def pause_after(attempt: int) -> float:
+    """Return for how many seconds to wait before the next attempt: 0.1, doubled each time, at most 5. The first attempt is 0."""
+    return min(5.0, 0.1 * 2.0 ** min(attempt, 10))
 
 
 class InOrder:

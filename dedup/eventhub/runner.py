@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
-from azure.eventhub import TransportType
 from azure.eventhub.aio import CheckpointStore, EventHubConsumerClient
+from azure.eventhub.exceptions import EventHubError
 
 from checkpoint import changes, given, start
-from checkpoint.errors import Fenced, PartitionLost, PositionGap, StillHeld, command
+from checkpoint.errors import ConfigError, Fenced, PartitionLost, PositionGap, StillHeld, command
 from checkpoint.head import Checkpoint, Head, Topic
 from checkpoint.position import Partition, Ranges
 from deadletter import outage
@@ -37,9 +37,10 @@ from dedup import logs
 from dedup.consumer import Consumer
 from dedup.core.settings import RUNNER
 from dedup.eventhub import rows
-from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden, made
+from dedup.eventhub.client import aio_client
+from dedup.eventhub.connection import DEFAULT_GROUP, Connection, hidden
 from dedup.eventhub.leases import Leases, owners_beside
-from dedup.eventhub.namespace import KnownEnds, Namespace, Span, refuse_spelling
+from dedup.eventhub.namespace import KnownEnds, Namespace, Span, explained, refuse_spelling
 from dedup.eventhub.reader import InOrder
 from dedup.pipeline.commit import Job
 from dedup.pipeline.member import Assignment, Member
@@ -65,8 +66,9 @@ def run(consumer: Consumer, connection: Connection | str, hub: str | None = None
         options: as for `run_async`.
 
     Raises:
-        ConfigError: a setting is wrong, the hub does not exist, or the consumer's state has it in another spelling.
-        SourceUnavailable: Event Hubs does not answer at the start.
+        ConfigError: a setting is wrong, the hub or the consumer group does not exist, access is denied, or the consumer's state has the hub
+            in another spelling.
+        SourceUnavailable: Event Hubs does not answer at the start. StoreUnavailable: the store does not.
         StillHeld: a Spark query runs this consumer.
         Fenced: a Spark query took it over.
         CheckpointError: a person has to decide (PositionGap, IncarnationChanged); the message names the command.
@@ -262,13 +264,15 @@ class Runner:
         return "-1" if self._start == "earliest" else self._start
 
     async def _look(self, client: EventHubConsumerClient, partitions: set[int]) -> set[int]:
-        """Return when there are other partitions than these: the client itself asks only once."""
+        """Return when there are other partitions than these: the client itself asks only once. Return, too, if an error ends the run."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
                 found = {int(number) for number in await client.get_partition_ids()}
                 await asyncio.to_thread(self._forget_gap)
             except Exception as error:  # noqa: BLE001 - the broker or the store is away: the next look tells
+                if self._ends_run(error):
+                    return partitions
                 log.warning("%s: cannot look at the partitions: %s", self._member.name, self._shown(error))
                 continue
             if found != partitions:
@@ -414,9 +418,17 @@ class Runner:
             self._owned.pop(context.partition_id, None)
 
     async def _on_error(self, context: Any, error: Exception) -> None:
-        if not isinstance(error, NotClaimed | Stopping | Fenced):
+        if not isinstance(error, NotClaimed | Stopping | Fenced) and not self._ends_run(error):
             what = f"partition {context.partition_id}" if context else "balancing"
             log.warning("%s: %s: %s", self._member.name, what, self._shown(error))
+
+    def _ends_run(self, error: Exception) -> bool:
+        """End the run with an error that no waiting mends. Return whether it is one."""
+        known = explained(error, self._connection) if isinstance(error, EventHubError) else error
+        if not isinstance(known, ConfigError):
+            return False
+        self._fail(known)
+        return True
 
     def _shown(self, error: Exception) -> str:
         return hidden(redact(f"{type(error).__name__}: {error}"), self._connection).split("\n")[0]
@@ -438,55 +450,6 @@ def _passing(head: Head, partition: Partition, end: int) -> changes.Move | None:
         return None
     now = point.sequence_number
     return changes.Move(partition, now, Checkpoint(end - 1), Ranges.of([(now + 1, end - 1)]))
-
-
-class Client(EventHubConsumerClient):
-    """A client that counts the links that it opens. Behind each new link the hub may be another one of the same name.
-
-    The client has no public count, so this reads its private fields. If they are not there, the count stays at zero.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.links: Counter[str] = Counter()
-        """Partition -> links so far."""
-
-    def _create_consumer(self, consumer_group: str, partition_id: str, *args: Any, **options: Any) -> Any:
-        consumer: Any = super()._create_consumer(consumer_group, partition_id, *args, **options)
-        opens = consumer._create_handler
-
-        def counted(*auth: Any) -> None:
-            self.links[partition_id] += 1
-            opens(*auth)
-
-        consumer._create_handler = counted
-        return consumer
-
-
-def aio_client(there: Connection, **options: Any) -> Client:
-    """Make a client with these options of its own. Raises ValueError for wrong settings."""
-    options |= {"transport_type": TransportType.AmqpOverWebsocket} if there.websocket else {}
-    if there.secret is not None:
-        client = Client.from_connection_string(there.secret, there.group, eventhub_name=there.hub, **options)
-        assert isinstance(client, Client)
-        return client
-    extra = {} if there.tls else {"use_tls": False}
-    credential: Any = Waited(made(there.credential))
-    return Client(there.namespace, there.hub, there.group, credential, **options, **extra)
-
-
-class Waited:
-    """A token credential for the aio client. It calls the plain credential in a thread, so that the event loop does not wait."""
-
-    def __init__(self, credential: Any) -> None:
-        self._credential = credential
-
-    async def get_token(self, *scopes: str, **options: Any) -> Any:
-        """Return the token of the plain credential."""
-        return await asyncio.to_thread(self._credential.get_token, *scopes, **options)
-
-    async def close(self) -> None:
-        """Do nothing: the credential belongs to the caller."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
+from azure.eventhub._pyamqp import error as amqp
+from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
+from azure.eventhub.exceptions import AuthenticationError
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, ReceiverStolen, SourceUnavailable
 from dedup.eventhub import Connection, Namespace, log_reader
+from dedup.eventhub.namespace import explained
 from dedup.eventhub.reader import PartitionReader, Receive, borrowed, close_all
 from dedup.eventhub.rows import SCHEMA, numbers
 from fixtures.fix_eventhubs import MakeHub
@@ -225,6 +229,24 @@ def test_a_wrong_key_and_a_wrong_name_say_what_to_do(eventhubs: Double, connecti
     ):
         with pytest.raises(ConfigError, match="There is no event hub, partition or consumer group"):
             read(lost, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("raised", "final"),
+    [
+        (amqp.TokenAuthFailure(401, b"InvalidSignature"), True),
+        (amqp.TokenAuthFailure(503, b"ServerBusy"), False),
+        (amqp.TokenAuthFailure(None, None), False),
+        (amqp.AuthenticationException(amqp.ErrorCondition.UnauthorizedAccess, description="Status code: 401, Description: x"), True),
+        (amqp.AuthenticationException(amqp.ErrorCondition.InternalError, description="Authorization timeout."), False),
+        (amqp.TokenExpired(amqp.ErrorCondition.InternalError, description="CBS Authentication Expired."), False),
+    ],
+)
+def test_only_a_login_that_is_refused_ends_what_reads(raised: Exception, final: bool) -> None:
+    """The client has one class for that, for tokens that have expired, and for time-outs, which pass."""
+    told = PyamqpTransport._create_eventhub_exception(raised)
+    assert isinstance(told, AuthenticationError)
+    assert isinstance(explained(told, Connection("ns", "hub")), ConfigError) == final
 
 
 def test_what_is_received_ahead_is_bounded(eventhubs: Double, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

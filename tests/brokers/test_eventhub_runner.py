@@ -14,11 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
+from azure.eventhub.aio import EventHubConsumerClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged
 from dedup import Consumer
-from dedup.eventhub import Connection, Namespace, rows, run_async, runner
+from dedup.eventhub import Connection, Namespace, client, rows, run_async, runner
 from dedup.eventhub.leases import FolderOwnership, Leases, owners_beside
 from fixtures.variants import of_which
 from kit import runner_child
@@ -193,13 +194,41 @@ def test_what_the_client_hides_is_asked_for_with_every_batch(place: Place, sent:
     """Where the client's links cannot be counted, the hub is asked which one it is again and again, not once."""
     asked: list[int] = []
     created = Namespace.created
-    monkeypatch.setattr(runner.Client, "_create_consumer", runner.EventHubConsumerClient._create_consumer)
+    monkeypatch.setattr(client.Client, "_create_consumer", EventHubConsumerClient._create_consumer)
     monkeypatch.setattr(Namespace, "created", lambda self: asked.append(1) or created(self))
     with running(runner_child.consumer(place.store()), sent) as one:
         for _ in range(4):
             sent.send(20)
             sent.wait(place, one.alive)
     assert len(asked) >= sent.partitions + 4
+
+
+def test_a_consumer_group_that_is_not_there_ends_the_process(place: Place, sent: Orders) -> None:
+    """The service refuses every link, of which the client itself tells nobody."""
+    error = Running(runner_child.consumer(place.store()), sent, group="nobody").ends_with()
+    assert isinstance(error, ConfigError) and "consumer group" in str(error) and "nobody" in str(error)
+
+
+@pytest.mark.parametrize("denied", of_which(1, ["link", "token"]))
+def test_access_that_is_withdrawn_while_the_process_runs_ends_it(place: Place, sent: Orders, denied: str) -> None:
+    """A role that was revoked, and a key that was rotated: what the next link is refused for, no waiting mends."""
+    sent.send(20)
+    one = Running(runner_child.consumer(place.store()), sent)
+    sent.wait(place, one.alive)
+    sent.double.order("deny", what=denied)
+    sent.double.order("reset", hub=sent.hub)
+    error = one.ends_with()
+    assert isinstance(error, ConfigError) and "refuses to read" in str(error), repr(error)
+
+
+@pytest.mark.full
+def test_a_hub_that_is_created_again_empty_while_the_process_runs_is_refused(place: Place, sent: Orders) -> None:
+    """The new one does not have the position at which the client opens its link again: the refusal leads to a claim, which sees why."""
+    sent.send(50)
+    one = Running(runner_child.consumer(place.store()), sent)
+    sent.wait(place, one.alive)
+    sent.double.create(sent.hub, 2)
+    assert isinstance(one.ends_with(), IncarnationChanged)
 
 
 def test_partitions_that_are_added_are_read(place: Place, sent: Orders, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,13 @@ class Connection:
         self.links[channel, handle] = link
         first = UInt(0) if reads else None
         modes = [UByte(1 if reads else 0), UByte(0)]
+        refusal = self._refusal(link, source.value if source else [], properties)
+        if refusal and not address.startswith("$"):
+            source = target = None  # by these the client knows that it is refused (AMQP 1.0, 2.6.3)
         answer = [name, UInt(handle), not reads, *modes, source, target, None, None, first, ULong(LARGEST_MESSAGE)]
         self.writer.write(frame(channel, codec.ATTACH, answer))
-        if refusal := self._refusal(link, source.value if source else [], properties):
+        if refusal:
+            self.service.refusals.append(refusal[1])
             self.detach(link, *refusal)
         elif not reads:
             self._grant(link)
@@ -129,7 +133,7 @@ class Connection:
     def _refusal(self, link: Link, source: list[Any], properties: dict[str, Any]) -> tuple[str, str] | None:
         if link.address == "$cbs":
             return None
-        if not self.trusted:
+        if not self.trusted or self.service.faults.denied == "link":
             return "amqp:unauthorized-access", f"Unauthorized access. 'Listen' or 'Send' claims are required to use '{link.address}'."
         if link.address.startswith("$"):
             return None

@@ -140,6 +140,10 @@ class Orders:
         """Every link carries so much. None: as fast as it can."""
         self._service.faults.slow = bytes_per_second
 
+    def deny(self, what: str) -> None:
+        """From now on tokens are refused, as after a key was rotated ("token"), or links, as after a role was revoked ("link")."""
+        self._service.faults.denied = what
+
     def calm(self) -> None:
         """No more faults."""
         self._service.faults.__init__()  # type: ignore[misc]
@@ -147,7 +151,8 @@ class Orders:
     def stats(self) -> dict[str, Any]:
         """What was done since the start, and where readers are now."""
         readers = {f"{hub.name}/{n}": len(p.readers) for hub in self._service.hubs.values() for n, p in enumerate(hub.partitions)}
-        return {**self._service.counts, "connections": len(self._connections), "reading": readers, "selectors": self._service.selectors}
+        heard = {"selectors": self._service.selectors, "refusals": self._service.refusals}
+        return {**self._service.counts, "connections": len(self._connections), "reading": readers, **heard}
 
     def stop(self) -> None:
         """End the process."""

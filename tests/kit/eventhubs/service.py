@@ -41,6 +41,7 @@ class Faults:
     resets: dict[int, int] = field(default_factory=dict)  # id of a partition -> deliveries until the connection breaks inside one
     again: dict[int, int] = field(default_factory=dict)  # id of a partition -> how many events the next reader is sent twice
     slow: float | None = None  # bytes a second of every link
+    denied: str | None = None  # "token": no key is right; "link": who has a right key has no right to send or to listen
 
 
 class Service:
@@ -51,6 +52,8 @@ class Service:
         self.faults = Faults()
         self.counts: Counter[str] = Counter()
         self.selectors: list[str] = []
+        self.refusals: list[str] = []
+        """Why links were refused."""
 
     def hub(self, name: str) -> Hub:
         """Raises KeyError where there is none."""
@@ -66,6 +69,8 @@ class Service:
     # ------------------------------------------------------------------ who may
     def accepts(self, raw: bytes) -> bool:
         """Whether a put-token message holds a signature made with our key, or our bearer token."""
+        if self.faults.denied == "token":
+            return False
         token = read(raw, VALUE).get(VALUE)
         token = token.decode() if isinstance(token, bytes) else str(token)
         if not token.startswith("SharedAccessSignature "):
