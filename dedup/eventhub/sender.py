@@ -8,17 +8,20 @@ from typing import Any
 
 from azure.eventhub import EventData, EventDataBatch, EventHubProducerClient, TransportType
 from azure.eventhub._pyamqp.types import TYPE, VALUE, AMQPTypes
-from azure.eventhub.exceptions import AuthenticationError, EventHubError
+from azure.eventhub.exceptions import EventDataSendError, EventHubError
 
 from checkpoint import given
 from checkpoint.errors import ConfigError, SourceUnavailable
 from deadletter.redact import redact
 from dedup.core.settings import HUB_SENDER
 from dedup.eventhub.connection import Connection, hidden, made
-from dedup.eventhub.namespace import condition
+from dedup.eventhub.namespace import condition, is_refused
+from dedup.eventhub.outbox import OWN_FAULT
 from dedup.publishing.events import GATEWAY, Property, Stored
 
 TOO_LARGE = "amqp:link:message-size-exceeded"
+
+GIVE_UP = "give the event up with `dedup publisher discard`."
 
 UNLIMITED = 2**62
 """More bytes than any event has."""
@@ -26,6 +29,8 @@ UNLIMITED = 2**62
 
 class Sender:
     """One event hub, for `Publisher(to=...)`. It connects at its first use. One thread may use it at a time.
+
+    A Publisher refuses keys of more than `longest_key` characters where the service chooses the partition.
 
     Args:
         connection: `Connection.of(...)`, `Connection.entra(...)`, or a connection string.
@@ -36,6 +41,8 @@ class Sender:
     Raises:
         ConfigError: no hub is named.
     """
+
+    longest_key = 128
 
     def __init__(self, connection: Connection | str, hub: str | None = None, *, timeout: given.Duration = 60.0, **client: Any) -> None:
         given.check(HUB_SENDER, locals())
@@ -68,10 +75,13 @@ class Sender:
     def send(self, partition: int, events: Sequence[Stored]) -> int:
         """Send one batch of as many events as fit, with one key if the service chooses the partition. Return how many.
 
-        Raises:
-            SourceUnavailable: it is not known whether the service has them. ConfigError: the service refuses them for good.
+        If the service refuses what an event is, it refuses the batch. Then the first half of the batch is sent, and so on.
 
-        Crash: the service has the batch, once or several times, or has it not.
+        Raises:
+            SourceUnavailable: it is not known whether the service has them.
+            ConfigError: the service refuses the first event for good, or all of them.
+
+        Crash: the service has the batch, or a first part of it, once or several times, or has it not.
         """
         key = events[0].key
         some = events if partition != GATEWAY else list(takewhile(lambda event: event.key == key, events))
@@ -98,7 +108,14 @@ def _sent(client: EventHubProducerClient, partition: int, key: str | None, event
     count = sum(1 for _ in takewhile(lambda event: _added(batch, event), events))
     if not count:
         raise _unsendable(events[0])
-    client.send_batch(batch, timeout=timeout)
+    try:
+        client.send_batch(batch, timeout=timeout)
+    except EventDataSendError as error:
+        if error.error not in OWN_FAULT:
+            raise
+        if count == 1:
+            raise _unwanted(events[0], error) from None
+        return _sent(client, partition, key, events[: count // 2], timeout)
     return count
 
 
@@ -112,13 +129,22 @@ def _added(batch: EventDataBatch, event: Stored) -> bool:
 
 def _unsendable(event: Stored) -> ConfigError:
     """Why an empty batch does not take it. The client raises ValueError for what it cannot encode, too."""
-    who = f"Event {event.sequence} of partition {event.partition} ({event.message_id})"
-    give_up = "give the event up with `dedup publisher discard`."
+    who = _named(event)
     try:
         EventDataBatch(max_size_in_bytes=UNLIMITED).add(_as_sent(event))
     except ValueError as error:
-        return ConfigError(f"{who} cannot be encoded as AMQP: {redact(str(error))} To go on, {give_up}")
-    return ConfigError(f"{who} is larger than the hub takes. Raise the limit of the hub, or {give_up}")
+        return ConfigError(f"{who} cannot be encoded as AMQP: {redact(str(error))} To go on, {GIVE_UP}")
+    return ConfigError(f"{who} is larger than the hub takes. Raise the limit of the hub, or {GIVE_UP}")
+
+
+def _unwanted(event: Stored, error: EventDataSendError) -> ConfigError:
+    """Why the service does not take it: what it answers to this event alone would be its answer each time."""
+    said = redact(str(error)).split("\n")[0]
+    return ConfigError(f"{_named(event)} is refused by Event Hubs ({error.error}): {said} To go on, {GIVE_UP}")
+
+
+def _named(event: Stored) -> str:
+    return f"Event {event.sequence} of partition {event.partition} ({event.message_id})"
 
 
 def _as_sent(event: Stored) -> Any:
@@ -154,7 +180,7 @@ def _explained(error: Exception, there: Connection) -> SourceUnavailable | Confi
     """The client's error as ours, without anything secret."""
     said = hidden(redact(str(error)), there).split("\n")[0]
     where = f"{there.hub!r} at {there.namespace}"
-    if isinstance(error, AuthenticationError):
+    if is_refused(error):
         return ConfigError(f"Event Hubs refuses to send to {where}: {said}. Check the key, or the role Azure Event Hubs Data Sender.")
     if condition(error) == "not-found" or "could not be found" in said:
         return ConfigError(f"There is no event hub or partition {where}: {said}")

@@ -148,7 +148,10 @@ def pages(events: Iterator[OutgoingEvent], most: int, most_bytes: int) -> Iterat
 
 
 class Sender(Protocol):
-    """One topic of one broker. It sends events unchanged and in the order given."""
+    """One topic of one broker. It sends events unchanged and in the order given.
+
+    A sender may have an attribute `longest_key`: the most characters of a key by which the broker chooses the partition.
+    """
 
     @property
     def source(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from checkpoint import given
 from checkpoint.errors import ConfigError, Fenced, KeyConflict, NotConfirmed, StoreError, StoreRestored, StoreUnavailable
 from dedup.core.settings import PUBLISHER
-from dedup.publishing.events import GATEWAY, OutgoingEvent, Sender, Stored, check_text, pages, payload_hash, spread, stored
+from dedup.publishing.events import GATEWAY, LONGEST_ID, OutgoingEvent, Sender, Stored, check_text, pages, payload_hash, spread, stored
 from dedup.publishing.lanes import Lanes, PublisherLimits
 
 STEPS = ("open", "resend", "look", "store", "send", "sent", "confirm", "confirmed")
@@ -260,9 +260,19 @@ class Publisher:
                 raise ConfigError(f"There is no partition {event.partition}: {self._to.topic!r} has {self._lanes.broker_has}.")
             return event.partition
         if not self._by_key:
+            self._check_key(event)
             return GATEWAY
         name = event.key if event.key is not None else event.id
         return spread(name, spread_over) if name is not None else self._turn % spread_over
+
+    def _check_key(self, event: OutgoingEvent) -> None:
+        """Raise ConfigError for a key that the broker refuses: once it is stored, every event behind it would wait."""
+        longest: int = getattr(self._to, "longest_key", LONGEST_ID)
+        if event.key is not None and len(event.key) > longest:
+            raise ConfigError(
+                f"The key of an event has {len(event.key)} characters; {self._to.topic!r} takes at most {longest} where the broker chooses "
+                f"the partition ({event.key!r:.80}). Nothing of this page was stored."
+            )
 
 
 def _hashes(page: Sequence[OutgoingEvent]) -> dict[str, int]:

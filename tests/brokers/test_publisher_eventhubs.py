@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from azure.eventhub import EventDataBatch
+from azure.eventhub._pyamqp.error import TokenAuthFailure
+from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
 
 from checkpoint.errors import ConfigError, NotConfirmed, StoreUnavailable
 from dedup import Consumer, PostgresStore
-from dedup.eventhub import Sender, log_reader
-from dedup.eventhub.sender import _sent
+from dedup.eventhub import Connection, Sender, log_reader
+from dedup.eventhub.sender import _explained, _sent
 from dedup.publishing import OutgoingEvent, Published, Publisher
 from dedup.publishing.events import Stored, spread
+from dedup.publishing.postgres import Publishers
 from fixtures.fix_eventhubs import AnyHub
 from fixtures.variants import of_which
 from kit.pg_run import run
@@ -98,6 +102,38 @@ def test_why_a_batch_does_not_take_an_event_is_told(event: Stored, why: str) -> 
     client: Any = SimpleNamespace(create_batch=lambda **_: EventDataBatch(1_000))
     with pytest.raises(ConfigError, match=f"{why}.*dedup publisher discard"):
         _sent(client, 0, None, [event], 1.0)
+
+
+def test_an_event_that_the_service_refuses_is_named_and_can_be_given_up(postgres: str, eventhubs: Any, hub: str) -> None:
+    """What is before it is sent; then the error names this event and the way out, and without it the group goes on."""
+    bodies = [b"poison" if n == 5 else b"%d" % n for n in range(9)]
+    eventhubs.order("refuse", text="poison")
+    refused = r"Event 6 of partition 1 .*refused.*argument-error.*dedup publisher discard"
+    with publisher(postgres, eventhubs, hub) as one, pytest.raises(ConfigError, match=refused):
+        one.publish([OutgoingEvent(body, partition=1) for body in bodies])
+    assert kept(eventhubs, hub) == bodies[:5] and waiting(postgres) == 4
+    with closing(Publishers(postgres, "dedup")) as people:
+        assert people.discard(people.one("shop", "", ""), 1, 6, "ann", "refused") == 1
+    with publisher(postgres, eventhubs, hub):
+        assert kept(eventhubs, hub) == [*bodies[:5], *bodies[6:]] and waiting(postgres) == 0
+
+
+def test_a_key_that_the_service_would_refuse_is_refused_before_it_is_stored(postgres: str, eventhubs: Any, hub: str) -> None:
+    """Event Hubs takes 128 characters where it chooses the partition; where the publisher does, the service never sees the key."""
+    long = OutgoingEvent(b"x", key="k" * 129)
+    with publisher(postgres, eventhubs, hub, partition_by="broker") as one:
+        with pytest.raises(ConfigError, match=r"129 characters.*at most 128"):
+            one.publish([b"small", long])
+        assert waiting(postgres) == 0 and one.publish([OutgoingEvent(b"y", key="k" * 128)]) == Published(new=1)
+    with publisher(postgres, eventhubs, hub, "other") as one:
+        assert one.publish([long]) == Published(new=1)
+
+
+@pytest.mark.parametrize("status", [503, 401])
+def test_only_a_login_that_is_refused_is_final(status: int) -> None:
+    """A service that cannot look at the token now is asked again."""
+    told = PyamqpTransport._create_eventhub_exception(TokenAuthFailure(status, b"said"))
+    assert isinstance(_explained(told, Connection("ns", "hub")), ConfigError) == (status == 401)
 
 
 @pytest.mark.full
