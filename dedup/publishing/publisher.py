@@ -244,7 +244,6 @@ class Publisher:
         """partition -> its events, with their numbers. Raises ConfigError for one that cannot be sent."""
         owner, lanes = self._lanes.owner(), dict[int, list[Stored]]()
         largest = self._lanes.patiently(self._to.largest)
-        self._turn += 1
         for event in events:
             partition = self._partition(event, owner.partitions)
             lane = lanes.setdefault(partition, [])
@@ -263,7 +262,10 @@ class Publisher:
             self._check_key(event)
             return GATEWAY
         name = event.key if event.key is not None else event.id
-        return spread(name, spread_over) if name is not None else self._turn % spread_over
+        if name is not None:
+            return spread(name, spread_over)
+        self._turn += 1
+        return self._turn % spread_over
 
     def _check_key(self, event: OutgoingEvent) -> None:
         """Raise ConfigError for a key that the broker refuses: once it is stored, every event behind it would wait."""

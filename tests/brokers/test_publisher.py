@@ -378,6 +378,16 @@ def test_what_waited_for_longer_than_consumers_remember_is_not_sent_again(postgr
         assert kept(eventhubs, hub) == [b"x"]
 
 
+def test_events_without_key_and_id_go_to_one_partition_after_the_other(postgres: str, eventhubs: Any, new_hub: Any) -> None:
+    """Within a page and from page to page; events with a key do not count."""
+    hub = new_hub(partitions=3)
+    with publisher(postgres, eventhubs, hub, max_events=4) as one:
+        one.publish([b"%d" % n for n in range(9)])
+        one.publish([OutgoingEvent(b"keyed", key="k"), b"9", b"10", b"11"])
+    found = [{event["body"] for event in events} - {b"keyed"} for events in eventhubs.kept(hub, 3)]
+    assert {frozenset(map(int, bodies)) for bodies in found} == {frozenset(range(first, 12, 3)) for first in range(3)}
+
+
 def test_partition_count_changed_to_fewer_is_refused(postgres: str, eventhubs: Any, new_hub: Any) -> None:
     """That is another hub under the old name: ConfigError, and nothing is sent."""
     hub = new_hub(partitions=4)
