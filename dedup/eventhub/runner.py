@@ -49,6 +49,9 @@ log = logging.getLogger("dedup")
 
 Start = Literal["earliest", "latest"] | dt.datetime
 
+RENEWALS = 3
+"""So often `expire_after` has to hold `balance_every`. The client renews up to a fifth late, and one renewal may fail or take its time."""
+
 LOOK_SECONDS = 60.0
 """Between two looks at which partitions there are."""
 
@@ -108,17 +111,14 @@ async def run_async(
         max_wait: how long the first event of a batch waits for others.
         prefetch: how many events of a partition the service sends ahead. Memory holds at most twice as many, and two batches.
         balance_every: how often the processes balance the partitions.
-        expire_after: after how long a process that does not renew its partitions loses them.
+        expire_after: after how long a process that does not renew its partitions loses them; at least three times `balance_every`.
         client: further arguments of EventHubConsumerClient.
     """
     given.check(RUNNER, locals())
     if isinstance(connection, str):
         connection = Connection.of(connection, hub, group)
     bounds = Bounds(min(max_events, consumer.max_events), max_bytes, given.to_seconds(max_wait))
-    balancing = {
-        "load_balancing_interval": given.to_seconds(balance_every),
-        "partition_ownership_expiration_interval": given.to_seconds(expire_after),
-    }
+    balancing = _balancing(given.to_seconds(balance_every), given.to_seconds(expire_after))
     owners = ownership or owners_beside(consumer.store, consumer.name)
     runner = Runner(consumer.job(), connection, owners, bounds, start, prefetch, {**balancing, **client})
     try:
@@ -127,6 +127,16 @@ async def run_async(
     finally:
         if ownership is None and hasattr(owners, "close"):
             await owners.close()
+
+
+def _balancing(every: float, expire: float) -> dict[str, float]:
+    """The options of the client. Raises ConfigError where processes would lose partitions that they read, and take them from each other."""
+    if expire < (least := round(RENEWALS * every, 6)):
+        raise ConfigError(
+            f"expire_after={expire:g} is too short for balance_every={every:g}: one late renewal, and another process takes the partition. "
+            f"Set expire_after to at least {least:g} seconds, or lower balance_every."
+        )
+    return {"load_balancing_interval": every, "partition_ownership_expiration_interval": expire}
 
 
 async def _until_signal(body: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:

@@ -352,6 +352,14 @@ def test_a_consumer_without_positions_is_refused(place: Place) -> None:
         asyncio.run(run_async(consumer, "Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=a;EntityPath=x"))
 
 
+@pytest.mark.parametrize(("options", "least"), [({"balance_every": 30}, 90), ({"expire_after": dt.timedelta(seconds=29)}, 30)])
+def test_ownership_that_would_lapse_between_two_renewals_is_refused(place: Place, options: dict[str, Any], least: int) -> None:
+    """Processes would take the partitions from each other again and again."""
+    connection = "Endpoint=sb://h/;SharedAccessKeyName=k;SharedAccessKey=a;EntityPath=x"
+    with pytest.raises(ConfigError, match=f"expire_after to at least {least} seconds"):
+        asyncio.run(run_async(runner_child.consumer(place.store()), connection, **options))
+
+
 @pytest.mark.full
 @pytest.mark.delta
 def test_on_delta_processes_agree_through_files_beside_the_ledger(delta: Place, sent: Orders) -> None:

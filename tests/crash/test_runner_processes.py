@@ -227,7 +227,7 @@ def test_an_event_that_kills_its_process_is_parked(place: Place, start: Start, s
     sent.send(40)
     sent.double.put(sent.hub, 0, [b'{"id": "killer", "amount": 1}'])
     for _ in range(12):
-        child = start(deadly="killer", options={"expire_after": 1.0})
+        child = start(deadly="killer", options={"expire_after": 1.5})
         until(lambda c=child: c.ended or len(sent.bodies[0]) in _heights(place), seconds=300)
         if not child.ended:
             stop(child)
