@@ -72,10 +72,14 @@ class Namespace:
     """Questions about one hub. It can be pickled; each process makes its own client.
 
     Each method raises SourceUnavailable if the service does not answer, and ConfigError if the hub does not exist or access is denied.
+
+    Args:
+        connection: of the hub.
+        client: further arguments of EventHubConsumerClient.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, **client: Any) -> None:
+        self.connection, self._options = connection, client
 
     def __repr__(self) -> str:
         return f"Namespace({self.connection!r})"
@@ -123,7 +127,7 @@ class Namespace:
         )
 
     def _client(self) -> Any:
-        return self.connection.client(retry_backoff_factor=0.2)
+        return self.connection.client(**{"retry_backoff_factor": 0.2, **self._options})
 
     def _span(self, client: Any, partition: int) -> Span:
         return _spanned(self._ask(lambda: client.get_partition_properties(str(partition))))

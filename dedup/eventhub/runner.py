@@ -47,6 +47,18 @@ from dedup.pipeline.member import Assignment, Member
 
 log = logging.getLogger("dedup")
 
+WAY = (
+    "auth_timeout",
+    "connection_verify",
+    "custom_endpoint_address",
+    "http_proxy",
+    "socket_timeout",
+    "ssl_context",
+    "transport_type",
+    "user_agent",
+)
+"""Arguments of the client that say how to reach the service. Questions about the hub go the same way as its events come."""
+
 Start = Literal["earliest", "latest"] | dt.datetime
 
 RENEWALS = 3
@@ -186,7 +198,7 @@ class Runner:
         self._start, self._prefetch, self._options = start, prefetch, client
         self._source = job.preparation.source or connection.source
         self._leases = Leases(owners, job.store, job.name, self._source, connection)
-        self._namespace = Namespace(connection)
+        self._namespace = Namespace(connection, **{name: value for name, value in client.items() if name in WAY})
         self._owned: dict[str, Gathered] = {}
         self._ends: dict[str, int] = {}  # partition -> sequence number after its newest event, as the process began
         self._doubted: dict[str, set[tuple[int, int]]] = {}  # partition -> holes that were seen since its last commit

@@ -17,7 +17,7 @@ from azure.core.credentials import AccessToken
 from azure.eventhub.aio import EventHubConsumerClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged
+from checkpoint.errors import ConfigError, DedupError, Fenced, IncarnationChanged, SourceUnavailable
 from dedup import Consumer
 from dedup.eventhub import Connection, Namespace, client, rows, run_async, runner
 from dedup.eventhub.leases import FolderOwnership, Leases, owners_beside
@@ -343,6 +343,21 @@ def _delivered(sent: Orders) -> int:
 
 def _delivered_of(stats: dict[str, Any]) -> int:
     return int(stats["delivered"])
+
+
+def test_questions_about_the_hub_go_the_way_that_events_come(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a proxy the first of them would end the run; how often the client tries again to receive does not concern them."""
+    asked = list[dict[str, Any]]()
+
+    def away(_: Connection, **options: Any) -> None:
+        asked.append(options)
+        raise SourceUnavailable("away")
+
+    monkeypatch.setattr(Connection, "client", away)
+    way = {"http_proxy": {"proxy_hostname": "proxy", "proxy_port": 3128}, "connection_verify": "ca.pem"}
+    with pytest.raises(SourceUnavailable):
+        asyncio.run(run_async(runner_child.consumer(place.store()), Connection("ns", "hub"), **way, retry_total=9))  # type: ignore[arg-type]
+    assert asked == [{**way, "retry_backoff_factor": 0.2}]
 
 
 def test_a_consumer_without_positions_is_refused(place: Place) -> None:
