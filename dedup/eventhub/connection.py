@@ -6,8 +6,10 @@ A pickled connection contains its secret, because executors connect with it. Its
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from azure.eventhub import EventHubConsumerClient, TransportType, parse_connection_string
@@ -75,7 +77,7 @@ class Connection:
             hub: name of the event hub.
             group: consumer group.
             credential: a token credential, the name of a class of azure-identity, or "module:function" for a function that makes one.
-                With a name each executor makes its own credential.
+                With a name each process makes its own credential, and keeps it with its tokens.
             websocket: AMQP over WebSockets, port 443.
             tls: False only for an emulator.
         """
@@ -108,8 +110,12 @@ def made(credential: Any) -> Any:
     Raises:
         ConfigError: no credential has that name, or azure-identity is not installed.
     """
-    if not isinstance(credential, str):
-        return credential
+    return _made(credential, os.getpid()) if isinstance(credential, str) else credential
+
+
+@lru_cache(maxsize=64)
+def _made(credential: str, process: int) -> Any:
+    """One for each process: a new one would ask for a token anew, and a fork must not share the connections of its parent."""
     module, _, name = credential.rpartition(":")
     try:
         return getattr(importlib.import_module(module or "azure.identity"), name)()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, EventHubError
 
 from checkpoint.errors import ConfigError, IncarnationChanged, SourceUnavailable, command
@@ -23,7 +24,15 @@ from dedup.eventhub.connection import Connection, hidden
 
 SIDE_BY_SIDE = 16
 
+MOST_TEXT = 2_000
+"""Characters that are kept of what the client says."""
+
+MOST_LINKS = 20
+
 _STATUS = re.compile(r"Status code: (\d+)")
+
+_BROKEN = re.compile(r"(?i)failed to (?:resolve|establish a new connection)|timed out|connection (?:aborted|broken|reset|refused)")
+"""How azure-identity tells of a network that is broken. DefaultAzureCredential has one class for that and for all other failures."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +150,44 @@ class Namespace:
 
 def explained(error: Exception, connection: Connection, what: str = "") -> SourceUnavailable | ConfigError:
     """Return the client's error as one of dedup, without secrets."""
-    said = hidden(redact(str(error)), connection).split("\n")[0]
-    where = f"{connection.hub!r} at {connection.namespace}{what}"
+    said, where = told(error, connection), f"{connection.hub!r} at {connection.namespace}{what}"
+    if is_without_token(error):
+        return ConfigError(f"The credential gets no token from Entra ID to read {where}: {said}")
     if is_refused(error):
         return ConfigError(f"Event Hubs refuses to read {where}: {said}. Check the key, or the role Azure Event Hubs Data Receiver.")
-    if condition(error) == "not-found" or "could not be found" in said or "Status code: 404" in str(error):
+    if is_missing(error):
         return ConfigError(f"There is no event hub, partition or consumer group of this name: {where}, group {connection.group!r}: {said}")
     return SourceUnavailable(f"Event Hubs could not be read, {where}: {said}")
+
+
+def told(error: Exception, connection: Connection) -> str:
+    """Return what the client says in one line, without secrets and repetitions, cut at MOST_TEXT characters."""
+    lines = hidden(redact(str(error)), connection).splitlines()
+    return " ".join(filter(None, dict.fromkeys(line.strip().removeprefix("Error Description: ") for line in lines)))[:MOST_TEXT]
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the service does not know a name. In further lines a credential may say what it has not found."""
+    first = str(error).split("\n")[0]
+    return condition(error) == "not-found" or "could not be found" in first or "Status code: 404" in first
+
+
+def is_without_token(error: Exception) -> bool:
+    """Return whether the credential has no token, and would have none the next time: not if Entra ID could not be asked, or was busy."""
+    for link in _links(error):
+        if isinstance(link, ClientAuthenticationError):
+            status = link.status_code or 400
+            return status < 500 and status != 429 and _BROKEN.search(str(link)) is None
+    return False
+
+
+def _links(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that led to it. The client hides them (`from None`), and its own class says less."""
+    for _ in range(MOST_LINKS):
+        if error is None:
+            return
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def is_refused(error: Exception) -> bool:
@@ -155,7 +195,7 @@ def is_refused(error: Exception) -> bool:
     if not isinstance(error, AuthenticationError):
         return False
     status = _STATUS.search(str(error))
-    return status[1] in ("401", "403") if status else condition(error) == "unauthorized-access"
+    return status[1] in ("401", "403", "404") if status else condition(error) == "unauthorized-access"
 
 
 def condition(error: Exception) -> str:

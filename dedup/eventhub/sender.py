@@ -15,7 +15,7 @@ from checkpoint.errors import ConfigError, SourceUnavailable
 from deadletter.redact import redact
 from dedup.core.settings import HUB_SENDER
 from dedup.eventhub.connection import Connection, hidden, made
-from dedup.eventhub.namespace import condition, is_refused
+from dedup.eventhub.namespace import condition, is_missing, is_refused, is_without_token, told
 from dedup.eventhub.outbox import OWN_FAULT
 from dedup.publishing.events import GATEWAY, Property, Stored
 
@@ -178,11 +178,12 @@ def _producer(there: Connection, options: dict[str, Any]) -> EventHubProducerCli
 
 def _explained(error: Exception, there: Connection) -> SourceUnavailable | ConfigError:
     """The client's error as ours, without anything secret."""
-    said = hidden(redact(str(error)), there).split("\n")[0]
-    where = f"{there.hub!r} at {there.namespace}"
+    said, where = told(error, there), f"{there.hub!r} at {there.namespace}"
+    if is_without_token(error):
+        return ConfigError(f"The credential gets no token from Entra ID to send to {where}: {said}")
     if is_refused(error):
         return ConfigError(f"Event Hubs refuses to send to {where}: {said}. Check the key, or the role Azure Event Hubs Data Sender.")
-    if condition(error) == "not-found" or "could not be found" in said:
+    if is_missing(error):
         return ConfigError(f"There is no event hub or partition {where}: {said}")
     if TOO_LARGE.endswith(condition(error) or "?"):
         return ConfigError(f"An event is too large for {where}: {said} Give it up with `dedup publisher discard`.")

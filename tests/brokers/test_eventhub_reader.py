@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import pickle
 import threading
 import time
@@ -13,12 +14,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub._pyamqp import error as amqp
 from azure.eventhub._transport._pyamqp_transport import PyamqpTransport
 from azure.eventhub.exceptions import AuthenticationError
 
 from checkpoint.errors import ConfigError, IncarnationChanged, PositionsMissing, ReceiverStolen, SourceUnavailable
-from dedup.eventhub import Connection, Namespace, log_reader
+from dedup.eventhub import Connection, Namespace, Sender, log_reader
+from dedup.eventhub.connection import made
 from dedup.eventhub.namespace import explained
 from dedup.eventhub.reader import PartitionReader, Receive, borrowed, close_all
 from dedup.eventhub.rows import SCHEMA, numbers
@@ -235,6 +238,7 @@ def test_a_wrong_key_and_a_wrong_name_say_what_to_do(eventhubs: Double, connecti
     ("raised", "final"),
     [
         (amqp.TokenAuthFailure(401, b"InvalidSignature"), True),
+        (amqp.TokenAuthFailure(404, b"The messaging entity could not be found."), True),
         (amqp.TokenAuthFailure(503, b"ServerBusy"), False),
         (amqp.TokenAuthFailure(None, None), False),
         (amqp.AuthenticationException(amqp.ErrorCondition.UnauthorizedAccess, description="Status code: 401, Description: x"), True),
@@ -279,6 +283,47 @@ def test_entra_id(eventhubs: Double, connection: Connection) -> None:
     for name in ("azure.identity:NoSuch", "nowhere:Credential", "test_eventhub_reader:NoSuch"):
         with pytest.raises(ConfigError, match=r"[Cc]redential"):
             Connection.entra(eventhubs.host, connection.hub, credential=name, tls=False).client()
+
+
+def test_a_name_stands_for_one_credential_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are kept, so Entra ID is not asked with every question; a fork makes its own."""
+    name = "test_eventhub_reader:Entra"
+    first = made(name)
+    assert made(name) is first
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert made(name) is not first
+
+
+class Refused:
+    """A credential that gets no token."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        raise ClientAuthenticationError(self._said)
+
+
+@pytest.mark.parametrize(
+    ("said", "final"),
+    [
+        ("Authentication failed:\nAADSTS7000215: Invalid client secret provided.\nclient_secret=hunter2", True),
+        (
+            "DefaultAzureCredential failed.\n\tEnvironment: Failed to resolve 'login.microsoftonline.com'\n\tA CLI could not be found",
+            False,
+        ),
+    ],
+)
+def test_a_credential_without_a_token_says_why(eventhubs: Double, connection: Connection, said: str, final: bool) -> None:
+    """What Entra ID refuses is a matter of the settings, a network that is broken is not; all lines are told, without secrets."""
+    ours = Connection.entra(eventhubs.host, connection.hub, credential=Refused(said), tls=False)
+    with pytest.raises(ConfigError if final else SourceUnavailable) as caught:
+        Namespace(ours, retry_total=0).created()
+    assert ("AADSTS7000215" if final else "login.microsoftonline.com") in str(caught.value) and "hunter2" not in str(caught.value)
+    sender = Sender(ours, retry_total=0)
+    with pytest.raises(ConfigError if final else SourceUnavailable, match="send to" if final else "sent to"):
+        sender.partitions()
+    sender.close()
 
 
 def test_what_a_hub_says_of_itself(eventhubs: Double, new_hub: MakeHub) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from azure.core.credentials import AccessToken
+from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.aio import EventHubConsumerClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -113,7 +114,9 @@ class Entra:
         self._token = token
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
-        """The one token that the double knows."""
+        """The one token that the double knows; or Entra ID has withdrawn it."""
+        if not self._token:
+            raise ClientAuthenticationError("AADSTS7000222: The provided client secret keys are expired.")
         return AccessToken(self._token, int(time.time()) + 600)
 
 
@@ -125,6 +128,20 @@ def test_entra_id_instead_of_a_key(place: Place, sent: Orders) -> None:
     with running(runner_child.consumer(place.store()), _Through(sent, connection)) as one:  # type: ignore[arg-type]
         sent.wait(place, one.alive)
     sent.check(place)
+
+
+@pytest.mark.full
+def test_a_login_that_expires_while_the_process_runs_ends_it(place: Place, sent: Orders) -> None:
+    """A link that is opened again needs a token, and Entra ID gives none any more."""
+    sent.send(20)
+    credential = Entra(sent.double.token)
+    connection = Connection.entra(sent.double.host, sent.hub, credential=credential, tls=False)
+    one = Running(runner_child.consumer(place.store()), _Through(sent, connection))  # type: ignore[arg-type]
+    sent.wait(place, one.alive)
+    credential._token = ""
+    sent.double.order("reset", hub=sent.hub)
+    error = one.ends_with()
+    assert isinstance(error, ConfigError) and "AADSTS7000222" in str(error), repr(error)
 
 
 @pytest.mark.full
