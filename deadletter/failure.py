@@ -112,7 +112,7 @@ def describe(error: BaseException, at: dt.datetime, kind: Kind = Kind.HANDLER_ER
 
 def _brief(error: BaseException) -> str:
     """What rows were refused for, without their values."""
-    return clean(str(getattr(error, "brief", "")), MESSAGE_BYTES) if issubclass(type(error), RowsRefused) else ""
+    return clean(_asked(lambda: str(getattr(error, "brief", "")), ""), MESSAGE_BYTES) if issubclass(type(error), RowsRefused) else ""
 
 
 def text_of(error: BaseException) -> str:

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import RowsMisfit, SinkMismatch, ValuesRefused
+from checkpoint.errors import RowsMisfit, SinkMismatch
 from checkpoint.position import Bools, Ints
 from dedup.core.envelope import POSITION
 from dedup.core.near import listed, meant
-from dedup.core.rows import PlainRows, Rows, alike, each_typed, without_views
+from dedup.core.rows import PlainRows, Rows, alike, each_typed, values_refused, without_views
 from dedup.core.steps import Merge
 
 _ROW, _KNOWN = "__dedup_row", "__dedup_known"
@@ -167,9 +167,7 @@ def _refuse_lacking(rows: PlainRows, merge: Merge) -> None:
         if (missing := [name for name in named if name not in row])
     }
     if by_row:
-        made = ValuesRefused(by_row[min(by_row)])
-        made.by_row = by_row
-        raise made
+        raise values_refused(by_row)
 
 
 def one_zero(rows: pa.Table, merge: Merge) -> pa.Table:

@@ -175,7 +175,7 @@ def taken(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def fits_in_one_piece(table: pa.Table) -> bool:
-    """Whether no column is too large for that."""
+    """Whether Arrow takes rows from it: no column is larger than one piece can be."""
     return bool(max((column.nbytes for column in table.columns), default=0) + table.num_rows < LARGEST)
 
 
@@ -423,8 +423,8 @@ def given_rows(sink: SinkColumns, rows: Rows, how: Merge | None = None) -> pa.Ta
     wanted = targets if how is None else with_merge(targets, how)
     gone = set[int]() if how is None else _deletions(plain, wanted, how)
     sink.require([name for name in plain.names if name in targets or name not in own], plain, deleted=0 < len(gone) == len(plain.rows))
-    needed = set(targets) if how is None else {*how.keys, how.newer_by, how.delete_when}
-    return typed(plain, wanted, sink.shown, sink.alter, {name: gone for name in plain.names if name not in needed})
+    free = {} if how is None else dict.fromkeys(set(plain.names) - {*how.keys, how.newer_by, how.delete_when}, gone)
+    return typed(plain, wanted, sink.shown, sink.alter, free)
 
 
 def _deletions(rows: PlainRows, targets: Mapping[str, Target], how: Merge) -> set[int]:
@@ -463,7 +463,7 @@ def refusal(rows: PlainRows, wrong: Mapping[str, Faults], table: str, tell: Call
     by_row: dict[int, Fault] = {}
     for name in reversed(rows.names):
         by_row |= wrong[name]
-    made = _of_rows(
+    made = values_refused(
         {row: tell(fault) for row, fault in sorted(by_row.items())}, {row: f"{table} {fault.brief}" for row, fault in by_row.items()}
     )
     made.fitting = frozenset(name for name in rows.names if _some_fits(rows.column(name), wrong[name]))
@@ -495,7 +495,7 @@ def each_typed(numbers: Sequence[Sequence[int]], parts: Sequence[PlainRows], giv
 def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], ValuesRefused]]) -> ValuesRefused:
     by_row = {numbers[row]: why for numbers, error in refused for row, why in error.by_row.items()}
     briefs = {numbers[row]: brief for numbers, error in refused for row, brief in error.briefs.items()}
-    made = _of_rows(dict(sorted(by_row.items())), briefs)
+    made = values_refused(dict(sorted(by_row.items())), briefs)
     values = {name for table in fitting for name in with_values(ArrowRows(table))}
     made.fitting = frozenset(values.union(*(error.fitting for _, error in refused)))
     misfits: dict[str, tuple[str, int]] = {}
@@ -506,7 +506,8 @@ def _joined(fitting: Sequence[pa.Table], refused: Sequence[tuple[Sequence[int], 
     return made
 
 
-def _of_rows(by_row: Mapping[int, str], briefs: Mapping[int, str]) -> ValuesRefused:
+def values_refused(by_row: Mapping[int, str], briefs: Mapping[int, str] = MappingProxyType({})) -> ValuesRefused:
+    """The error about these rows, whose text is that of the first one."""
     first = min(by_row)
     made = ValuesRefused(by_row[first])
     made.by_row, made.briefs, made.brief = by_row, briefs, briefs.get(first, "")

@@ -53,6 +53,10 @@ class Deleting:
     def _publisher(self, state: ConsumerState) -> SinkPublisher:
         raise NotImplementedError
 
+    def publish(self, consumer: str) -> int:
+        """Make committed batches visible in their sinks; returns how many."""
+        raise NotImplementedError
+
     def outbox(self, consumer: str) -> DeltaOutbox:
         """The messages that this consumer has published."""
         raise NotImplementedError
@@ -113,9 +117,9 @@ class Deleting:
             "reservations": sum(f.rows for f in files if f.section in (KEYS, HELD)),
         }
         try:
-            publisher = self._publisher(state)
-            _publish(state, publisher)
-            lag = outbox.lag()
+            with suppress(PublicationStuck, StoreRestored):
+                self.publish(consumer)
+            lag, publisher = outbox.lag(), self._publisher(state)
             letters, unshown = verify.letters_now(state, publisher), verify.unpublished_since(state, publisher)
             parts["dead letters"] = letters.select(Selection(limit=None), ["id"]).num_rows
             counts = {
@@ -260,16 +264,6 @@ class Deleting:
         with answering(self.path):
             infos = filesystem(self.path, self.storage_options).get_file_info(selector)
         yield from (info for info in infos if info.type == pafs.FileType.File)
-
-
-def _publish(state: ConsumerState, publisher: SinkPublisher) -> None:
-    """What can be published now does not wait. Raises StoreUnavailable, ConfigError.
-
-    Crash: whoever publishes next goes on.
-    """
-    with suppress(PublicationStuck, StoreRestored):
-        state.require_sound()
-        publisher.publish()
 
 
 def _decision(state: ConsumerState, publisher: SinkPublisher, allowed: Allowed, by: str, reason: str) -> Header:

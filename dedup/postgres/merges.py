@@ -75,7 +75,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         with connection.transaction():
             for turn in turns:
                 upserts, deletes = _split(turn, how, sink)
-                own = sink if upserts.num_rows or not deletes.num_rows else sinks.for_deletions(sink)
+                own = sink if upserts.num_rows or not deletes.num_rows else sinks.without_not_null(sink)
                 _upsert(connection, sql, own, upserts, how, converted=plain is not None)
                 _delete(connection, sql, sink, deletes, how, converted=plain is not None)
     except psycopg.Error as error:
@@ -109,8 +109,8 @@ def _read(connection: Connection, sql: Statements, sink: Sink, rows: pa.Table, p
 def _texts_for_the_server(sink: Sink, rows: pa.Table) -> Sink:
     """The sink as it is for those columns of the rows that are texts, or lists of them, for a type that is none."""
     kinds = {name: kind.value_type if pa.types.is_list(kind := rows[name].type) else kind for name in rows.column_names}
-    read = (c for c in sink.columns if is_text(kinds.get(c.name, pa.null())) and (c.element or c.base) not in _READ_AS_THEY_ARE)
-    return replace(sink, columns=tuple(replace(column, not_null=False) for column in read))
+    read = {c.name for c in sink.columns if is_text(kinds.get(c.name, pa.null())) and (c.element or c.base) not in _READ_AS_THEY_ARE}
+    return sinks.without_not_null(sink, read)
 
 
 _READ_AS_THEY_ARE = TEXTS - {"xml"} | {"numeric", "name", "char"}
@@ -133,7 +133,7 @@ def _ranks(connection: Connection, sql: Statements, sink: Sink, how: Merge, conv
 
 def _fit(sink: Sink, rows: pa.Table, converted: bool) -> None:
     """Raise RowsRefused for texts that do not go into their columns: a cast, by which the server compares them, cuts what is too long."""
-    part = replace(sink, columns=tuple(replace(column, not_null=False) for column in sink.columns if column.name in rows.column_names))
+    part = sinks.without_not_null(sink, rows.column_names)
     if part.columns:
         sinks.fitted(part, sinks.plans_for(part, rows.schema, converted=converted), rows)
 

@@ -443,14 +443,9 @@ def failures(failed: Sequence[Failed]) -> dict[str, list[Any]]:
     """Parameters of the statement `outbox_failed`."""
     return {
         "numbers": [f.number for f in failed],
-        "types": [_clean(f.error_type) for f in failed],
-        "messages": [_clean(f.error_message) for f in failed],
+        "types": [f.error_type for f in failed],
+        "messages": [f.error_message for f in failed],
     }
-
-
-def _clean(text: str) -> str:
-    """PostgreSQL's text holds no NUL."""
-    return text.replace("\0", "\u2400")
 
 
 def pages_of(consumer_id: int, messages: Messages, texts: Texts | None = None) -> tuple[int, pa.Schema, Iterator[pa.RecordBatch]]:

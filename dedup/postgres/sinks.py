@@ -7,7 +7,7 @@ are the targets of Python values (dedup/core/values.py). Called by merges.py and
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -236,9 +236,9 @@ def require_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], p
     _refuse(sink, _wrong_columns(sink, names, type_of, GUESSED), _misfit_of(sink, names))
 
 
-def for_deletions(sink: Sink) -> Sink:
-    """The sink as it is for rows that only delete: these may lack any column."""
-    return replace(sink, columns=tuple(replace(column, not_null=False) for column in sink.columns))
+def without_not_null(sink: Sink, names: Container[str] | None = None) -> Sink:
+    """The sink, or these columns of it, as if none were NOT NULL: for rows that are only looked at, or that only delete."""
+    return replace(sink, columns=tuple(replace(c, not_null=False) for c in sink.columns if names is None or c.name in names))
 
 
 def _wrong_columns(sink: Sink, names: Sequence[str], type_of: Callable[[str], pa.DataType], note: str = "") -> list[str]:
@@ -483,7 +483,7 @@ class SinkColumns:
     def require(self, names: Sequence[str], rows: PlainRows, *, deleted: bool) -> None:
         """Raise RowsMisfit for columns that the table lacks, or requires and the rows lack, unless they only delete."""
         require_columns(
-            for_deletions(self.sink) if deleted else self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type
+            without_not_null(self.sink) if deleted else self.sink, list(map(str, names)), lambda name: rows.schema.field(name).type
         )
 
     def alter(self, column: str, wanted: pa.DataType) -> str:
