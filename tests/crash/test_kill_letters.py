@@ -22,7 +22,7 @@ from kit.child_letters import SEQUENCES, Steps, do, is_flaky, made, orders_of, p
 from kit.children import Nursery
 from kit.forgetting import places_with
 from kit.orders import assert_proven, batch, letters
-from kit.places import DeltaPlace, Place, PostgresPlace, SparkPlace
+from kit.places import DeltaPlace, Place, SparkPlace, wait_for_rollback
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]  # where Spark commits, each of some fifty deaths needs a JVM of its own
 
@@ -167,15 +167,6 @@ def _part(whole: Place, name: str, before: list[dict[str, Any]]) -> Place:
     for task in before:
         do(place.store(), task_at(place, **task, name=name))
     return place
-
-
-def wait_for_rollback(place: Place) -> None:
-    """Whoever died may hold letters for a moment longer: a server that is busy notices late, and reprocess passes by what is in hand."""
-    open_ones = "select 1 from pg_stat_activity where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()"
-    until = time.monotonic() + 60
-    while isinstance(place, PostgresPlace) and place.execute(open_ones):
-        assert time.monotonic() < until, "a transaction of a process that is dead is still open"
-        time.sleep(0.02)
 
 
 BROKEN = {"do": "stream", "batches": [[*range(9)]], "bad": [0, 4]}

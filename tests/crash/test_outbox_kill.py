@@ -15,7 +15,7 @@ from dedup.outbox.dispatch import STEPS
 from kit.children import Child, Nursery
 from kit.orders import batch, event
 from kit.outgoing import publisher, states
-from kit.places import DeltaPlace, Place
+from kit.places import DeltaPlace, Place, wait_for_rollback
 
 pytestmark = pytest.mark.crash
 
@@ -57,6 +57,7 @@ def test_a_dispatcher_killed_at_any_step_loses_nothing(place: Place, nursery: Nu
     for nth in (1, 2):
         code, errors = spawn(place, nursery, file, die_at=step, nth=nth, limit=20).wait()
         assert code == -signal.SIGKILL, errors
+        wait_for_rollback(place)
     spawn(place, nursery, file).finish()
     duplicates = check(file, 100)
     assert (duplicates > 0) == (step == "sent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import closing
@@ -318,3 +319,12 @@ def _renamed(dsn: str, database: str) -> str:
     from psycopg.conninfo import make_conninfo
 
     return make_conninfo(dsn, dbname=database)
+
+
+def wait_for_rollback(place: Place) -> None:
+    """Whoever died may hold letters or lanes a moment longer: a busy server notices late, and others pass by what is in hand."""
+    open_ones = "select 1 from pg_stat_activity where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()"
+    until = time.monotonic() + 60
+    while isinstance(place, PostgresPlace) and place.execute(open_ones):
+        assert time.monotonic() < until, "a transaction of a process that is dead is still open"
+        time.sleep(0.02)
