@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kit.orders import assert_proven, batch, consumer, event, ids, letters
 from kit.places import Place
 
@@ -28,6 +30,7 @@ def rows_of(number: int) -> Any:
     return batch(*duplicates, event(4 * number + 2, f"k{number}"), event(4 * number + 3, f"bad{number}", -1))
 
 
+@pytest.mark.fast_on("postgres")
 def test_an_end_before_any_step_loses_and_doubles_nothing(place: Place) -> None:
     """A new instance after each end: what was not decided comes again, what was decided is there once, duplicates are counted once."""
     consumer(place.store())(batch(event(2, "k0"), event(3, "bad0", -1)), 0)

@@ -404,6 +404,7 @@ def test_a_merge_that_lacks_a_column_of_a_rule_says_so(spark: SparkSession, tmp_
         tx.merge(uri, ArrowRows(pa.table({"id": [1], "name": ["x"]})), Merge(("id",)))
 
 
+@pytest.mark.full
 def test_rules_of_columns_that_rows_lack_do_not_count(spark: SparkSession, tmp_path: Path) -> None:
     """A merge that lacks a VARCHAR leaves its value; an appended row that lacks a default has it, also under a CHECK and a limit."""
     uri = str(tmp_path / "ruled")
@@ -462,7 +463,8 @@ MILLISECONDS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
 """As a session may write Parquet for old readers."""
 
 
-@pytest.mark.parametrize("merged", of_which(1, [True, False]))
+@pytest.mark.full
+@pytest.mark.parametrize("merged", [True, False])
 def test_what_spark_writes_has_the_values_of_the_rows(spark: SparkSession, tmp_path: Path, merged: bool) -> None:
     """The session may cut the microseconds off in what it writes: not in a sink that only Spark can write."""
     sink, at = str(tmp_path / "sink"), dt.datetime(2026, 1, 2, 3, 4, 5, 678901, UTC)
@@ -619,6 +621,7 @@ def test_the_views_have_all_consumers(spark: SparkSession, tmp_path: Path, monke
     assert [row[0] for row in found] == ["a", "c"]
 
 
+@pytest.mark.full
 def test_spark_reads_the_ledger(spark: SparkSession, tmp_path: Path) -> None:
     """The ledger is a plain Delta table: after a checkpoint and a compaction by delta-rs, too."""
     kit.create(str(tmp_path / "orders"))

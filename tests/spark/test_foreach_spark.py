@@ -69,6 +69,7 @@ def test_each_partition_commits_by_itself_and_all_of_it_adds_up(spark: SparkSess
     assert_proven(place.store())
 
 
+@pytest.mark.full
 def test_letters_of_real_tasks_are_sealed(spark: SparkSession, place: Place) -> None:
     """The function that has the keys travels to the tasks, not the keys; each letter opens on the driver, and is run."""
     made = each(place.store(), "p0-3", "p2-7", redact=Encrypt(lambda: OLD))

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,7 @@ def test_rows_of_more_than_one_piece_are_those_of_one(rows: list[int], most: int
     assert found.to_pylist() == whole.take(pa.array(chosen)).to_pylist()
 
 
+@pytest.mark.full
 def test_rows_of_more_than_two_gibibytes_are_taken() -> None:
     """Arrow itself refuses to take a single row of them. The pieces share one buffer, so that they need no memory."""
     piece = pa.table({"n": [0, 1], "b": [b"x" * 2**28] * 2})
