@@ -23,6 +23,8 @@ from deadletter.known import ErrorClass as ErrorClass
 
 log = logging.getLogger("dedup")
 
+_SPARK = ("pyspark", "py4j", "delta")
+"""Packages whose errors are Spark's."""
 
 Rule = tuple[type[BaseException] | Callable[[BaseException], bool], ErrorClass]
 """Errors of this type, or for which this is true, are of that class."""
@@ -203,9 +205,14 @@ def _of_spark(error: BaseException) -> ErrorClass | None:
     return SYSTEMIC if any(words.search(text) for words in everybodys) else None
 
 
+def is_of_spark(error: BaseException) -> bool:
+    """Whether Spark, py4j or Delta has raised it by itself, and not for what a user's function has raised in a Python worker."""
+    return type(error).__name__ != "PythonException" and any(_is_of(error, package) for package in _SPARK)
+
+
 def _words_of_spark(error: BaseException) -> str:
     """The text of an error of Spark or Delta; empty for any other."""
-    return _text(error) if any(_is_of(error, package) for package in ("pyspark", "py4j", "delta")) else ""
+    return _text(error) if any(_is_of(error, package) for package in _SPARK) else ""
 
 
 def _names(error: BaseException) -> Iterator[str]:

@@ -28,7 +28,7 @@ from checkpoint.errors import (
     StoreUnavailable,
 )
 from deadletter import known
-from deadletter.classify import classify, is_cancelled
+from deadletter.classify import classify, is_cancelled, is_of_spark
 from deadletter.failure import chain, describe
 from deadletter.known import ErrorClass
 from deadletter.policy import OwnPolicy
@@ -233,7 +233,7 @@ def is_final(error: BaseException) -> bool:
 
 def is_gone(error: BaseException) -> bool:
     """Whether Spark's JVM gave no answer: py4j names what it called and has nothing to add, where an error of Java's has a trace."""
-    return _says(error, GONE, NO_ANSWER) or any(known.UNANSWERED.search(words(link)) for link in chain(error))
+    return _says(error, GONE, NO_ANSWER) or any(known.UNANSWERED.search(text) for text in _sayings(error))
 
 
 def advice(error: BaseException) -> str | None:
@@ -254,7 +254,7 @@ def advice(error: BaseException) -> str | None:
 
 def _ends_jvm(error: BaseException) -> bool:
     """Whether Spark was stopped, and soon after that its JVM does not answer. Waits for that up to ENDING_SECONDS."""
-    if not any(known.STOPPED.search(words(link)) for link in chain(error)):
+    if not any(known.STOPPED.search(text) for text in _sayings(error)):
         return False
     deadline = time.monotonic() + ENDING_SECONDS
     while not (gone := is_gone(error)) and time.monotonic() < deadline:
@@ -263,4 +263,9 @@ def _ends_jvm(error: BaseException) -> bool:
 
 
 def _says(error: BaseException, *these: str) -> bool:
-    return any(word in words(link) for link in chain(error) for word in these)
+    return any(word in text for text in _sayings(error) for word in these)
+
+
+def _sayings(error: BaseException) -> Iterator[str]:
+    """What Spark says, or SparkGone for it. Any other error may quote an event, which says whatever its producer wrote."""
+    return (words(link) for link in chain(error) if is_of_spark(link) or isinstance(link, SparkGone))

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from py4j.protocol import Py4JError
 
 from checkpoint.errors import BatchTooLarge, BudgetExceeded, CommitConflict, ConfigError, SinkMismatch, StoreUnavailable
 from checkpoint.head import Head, Spent
@@ -447,7 +448,7 @@ def test_what_spark_cannot_plan_is_not_waited_for() -> None:
 def test_a_spark_that_stops_ran_out_of_memory_only_if_its_jvm_ends(monkeypatch: pytest.MonkeyPatch, answers: int, gone: bool) -> None:
     """A JVM without memory stops Spark before it ends, and says so meanwhile; where somebody stopped Spark, the JVM goes on."""
 
-    class FromTheJvm(Exception):
+    class FromTheJvm(Py4JError):
         def __str__(self) -> str:
             nonlocal answers
             answers -= 1
