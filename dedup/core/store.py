@@ -126,7 +126,11 @@ class Store(LetterStore, Protocol):
         """What `set_crash_marker` kept last under this scope: that of a claim, or the whole consumer."""
 
     def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
-        """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of."""
+        """Note what is about to be tried, outside any transaction, so that the next process knows what this one died of.
+
+        Args:
+            marker: a JSON object; None takes the note away.
+        """
 
     def publish(self, consumer: str) -> int:
         """Make decided batches visible in their sinks; returns how many became visible. Always 0 where sinks commit with the decision."""

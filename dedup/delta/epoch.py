@@ -215,6 +215,17 @@ class SmallFile:
             return None
         return None if content is None else content.to_pybytes().decode(errors="replace")
 
+    def note(self) -> str | None:
+        """The content, a JSON object. None where there is none, or where it is damaged, as by a power cut: that is told in the log."""
+        text = self.read()
+        try:
+            if text is None or isinstance(json.loads(text), dict):
+                return text
+        except ValueError:
+            pass
+        log.warning("the small file %s below %s is damaged and is not used: what it counted is counted anew", self._path, self.root)
+        return None
+
     def write(self, text: str) -> None:
         """Replace the content in one piece. Raises StoreUnavailable. Crash: the old or the new content is there."""
         content = pa.py_buffer(text.encode())
@@ -338,7 +349,7 @@ def _gone(sign: str) -> bool:
     """Whether the process that signed is known to be dead."""
     try:
         host, pid, started, _ = json.loads(sign)
-    except ValueError:
+    except (ValueError, TypeError):
         return True
     return is_alive(host, pid, started) is False
 

@@ -148,8 +148,8 @@ class Joins:
         return Heartbeat(self._states.turns(consumer).heartbeat)
 
     def crash_marker(self, consumer: str, scope: str = "") -> str | None:
-        """What `set_crash_marker` kept last under this scope, unless a batch of it was committed since."""
-        return self._states.turns(consumer).crash_marker_of(scope).read()
+        """What `set_crash_marker` kept last under this scope, unless a batch of it was committed since. None where its file is damaged."""
+        return self._states.turns(consumer).crash_marker_of(scope).note()
 
     def set_crash_marker(self, consumer: str, marker: str | None, scope: str = "") -> None:
         """Keep it outside any transaction. Crash: it survives the death of the process, not that of the machine."""

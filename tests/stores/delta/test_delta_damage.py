@@ -23,6 +23,7 @@ from checkpoint.errors import (
     StoreUnavailable,
 )
 from deadletter.selection import Selection
+from dedup import DeadLetters
 from dedup.delta import DeltaStore, tables
 from dedup.delta.ledger_files import reading_file
 from dedup.signals.metrics import UP, Numbers
@@ -31,7 +32,7 @@ from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit.aged import MONTH, age, deliver
 from kit.delta_kit import ledger, open_store
-from kit.orders import batch, consumer, event, orders
+from kit.orders import assert_proven, batch, consumer, event, orders
 from kit.places import DeltaPlace
 
 pytestmark = pytest.mark.delta
@@ -229,6 +230,24 @@ def test_one_damaged_consumer_hides_no_other(tmp_path: Path) -> None:
     values = Numbers(place.store()).values()
     assert values[UP] == [({}, 1.0)]
     assert sorted(labels["consumer"] for labels, _ in values["dedup_damage"]) == ["other", "shop"]
+
+
+@pytest.mark.parametrize(
+    "junk", of_which(2, [b"\0" * 120, b"null", b"", b"[]", b"5", b"\xff\xfe"]), ids=["zeros", "null", "none", "list", "5", "bytes"]
+)
+@pytest.mark.parametrize("small", ["crash_marker", "heartbeat", "letters_turn", "batch_turn", "deleted"])
+def test_a_damaged_small_file_stops_nobody(tmp_path: Path, small: str, junk: bytes) -> None:
+    """What a power cut leaves of a file beside the ledger: the next batch and a decision about letters are made as without it."""
+    place = DeltaPlace(tmp_path)
+    place.create_sink()
+    consumer(place.store())(batch(*orders(range(2)), event(5, "bad", -1)), 0)
+    file = tmp_path / "state" / small / "shop"
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(junk)
+    store = place.store()
+    assert consumer(store)(batch(event(6, "new")), 1).processed == 1
+    assert DeadLetters(store).discard(Selection("shop"), by="ann", reason="known").changed == 1
+    assert_proven(store)
 
 
 def in_a_page(path: Path) -> None:

@@ -231,12 +231,12 @@ def test_the_crash_marker_outlives_its_process_and_ends_with_the_batch(folder: P
     store = open_store(folder)
     number = kit.epoch(store)
     assert store.crash_marker(kit.NAME) is None
-    store.set_crash_marker(kit.NAME, "one")
-    store.set_crash_marker(kit.NAME, "two \u2603")
-    assert open_store(folder).crash_marker(kit.NAME) == "two \u2603"
+    store.set_crash_marker(kit.NAME, '{"chunk": "one"}')
+    store.set_crash_marker(kit.NAME, '{"chunk": "two \u2603"}')
+    assert open_store(folder).crash_marker(kit.NAME) == '{"chunk": "two \u2603"}'
     kit.process(store, number, kit.events([1]))
     assert open_store(folder).crash_marker(kit.NAME) is None
-    store.set_crash_marker(kit.NAME, "three")
+    store.set_crash_marker(kit.NAME, '{"chunk": "three"}')
     store.set_crash_marker(kit.NAME, None)
     assert open_store(folder).crash_marker(kit.NAME) is None
 
