@@ -40,7 +40,10 @@ def append(connection: Connection, sql: Statements, table: str, rows: Rows, writ
     given = given_rows(SinkColumns(sink), rows)  # first of all: what a handler must not write is its own error, not the table's
     plans = sinks.plans_for(sink, given.schema, converted=plain is not None)
     sending = sinks.fitted(sink, plans, given)
-    return sinks.send(connection, sink, plans, sending, plain) if sending.num_rows else 0
+    if not sending.num_rows:
+        return 0
+    with sinks.unaltered(connection, sql, sink):
+        return sinks.send(connection, sink, plans, sending, plain)
 
 
 def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: Merge, writer: Writer = NOBODY) -> int:
@@ -51,13 +54,20 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         PublicationStuck: it is another table than the one from before.
         RowsRefused: some of them break a rule of the table, or have no key. Nothing of them is kept then.
         ValuesRefused: the sink's columns cannot hold values of Python.
+        StoreUnavailable: the table was altered meanwhile.
 
     Crash: undone with the transaction.
     """
     sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
     whole = ArrowRows(rows.arrow()) if plain is None else plain
-    count = whole.table.num_rows if isinstance(whole, ArrowRows) else len(whole.rows)
     merges.refuse_unknown(how, whole, [column.name for column in sink.columns], sink.name)
+    with sinks.unaltered(connection, sql, sink):
+        return _merge(connection, sql, table, sink, whole, how)
+
+
+def _merge(connection: Connection, sql: Statements, table: str, sink: Sink, whole: ArrowRows | PlainRows, how: Merge) -> int:
+    count = whole.table.num_rows if isinstance(whole, ArrowRows) else len(whole.rows)
+    converted = isinstance(whole, PlainRows)
 
     def given(some: Rows) -> pa.Table:
         return given_rows(SinkColumns(sink), some, how)
@@ -67,7 +77,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
         return table
 
     try:
-        found = merges.merges(whole, how, given, partial(_ranks, connection, sql, sink, how, plain is not None))
+        found = merges.merges(whole, how, given, partial(_ranks, connection, sql, sink, how, converted))
         turns = [_without_places(sink, turn) for turn in found]
         _check_keys(connection, sql, sink, table, turns, how)
         if sum(turn.num_rows for turn in turns) < count:
@@ -76,8 +86,8 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
             for turn in turns:
                 upserts, deletes = _split(turn, how, sink)
                 own = sink if upserts.num_rows or not deletes.num_rows else sinks.without_not_null(sink)
-                _upsert(connection, sql, own, upserts, how, converted=plain is not None)
-                _delete(connection, sql, sink, deletes, how, converted=plain is not None)
+                _upsert(connection, sql, own, upserts, how, converted=converted)
+                _delete(connection, sql, sink, deletes, how, converted=converted)
     except psycopg.Error as error:
         if not ends_transaction(error) and connection.info.transaction_status == TransactionStatus.INTRANS:
             merges.each(whole, read)

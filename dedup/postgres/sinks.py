@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.pq import TransactionStatus
 from psycopg.rows import class_row, dict_row
 
-from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreError, command
+from checkpoint.errors import ConfigError, PublicationStuck, RowsMisfit, RowsRefused, SinkMismatch, StoreError, StoreUnavailable, command
 from checkpoint.postgres.connection import Connection, ends_transaction, text_of, translate
 from checkpoint.postgres.sql import Statements, quoted
 from deadletter.redact import redact
@@ -148,8 +149,38 @@ def _described(connection: Connection, sql: Statements, table: str, writer: Writ
     _refuse_fleeting(full, fleeting)
     if writer.id and persistence == "p":
         _note(connection, sql, full, oid, before, writer)
+    return Sink(full, _columns(connection, sql, oid), oid)
+
+
+def _columns(connection: Connection, sql: Statements, oid: int) -> tuple[fit.Column, ...]:
     with connection.cursor(row_factory=class_row(fit.Column)) as cursor:
-        return Sink(full, tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall()), oid)
+        return tuple(cursor.execute(sql["sink_columns"], {"oid": oid}).fetchall())
+
+
+@contextmanager
+def unaltered(connection: Connection, sql: Statements, sink: Sink) -> Iterator[None]:
+    """The block writes rows that were made for these columns of the sink. Behind it, it holds a lock, so that they stay as they are.
+
+    An ALTER TABLE that others had begun before is over then. The server reads the bytes of an old type as the new one's: it takes what is
+    none of the rows' values, or refuses them.
+
+    Raises:
+        StoreUnavailable: the columns are others now, whatever the block raised.
+
+    Crash: undone with the transaction.
+    """
+    try:
+        yield
+    except StoreError as error:
+        if connection.info.transaction_status == TransactionStatus.INTRANS and _columns(connection, sql, sink.oid) != sink.columns:
+            raise _altered(sink) from error
+        raise
+    if _columns(connection, sql, sink.oid) != sink.columns:
+        raise _altered(sink)
+
+
+def _altered(sink: Sink) -> StoreUnavailable:
+    return StoreUnavailable(f"{sink.name} was altered while rows were written to it. Nothing of them was committed; try again.")
 
 
 def _refuse_fleeting(full: str, fleeting: str | None) -> None:

@@ -631,7 +631,7 @@ where s.consumer_id = %(consumer)s
 
 -- name: sink_columns
 -- The columns of a sink with all that decides whether a row fits; domains, domains over them and arrays are followed to the types below.
--- The COPY that follows locks the table; a change between the two makes the COPY fail, never write wrongly.
+-- The COPY that follows locks the table. It is asked again behind that: an ALTER TABLE may have ended between the two.
 with recursive below (number, type, modifier, dimensions, is_element, is_plain) as (
     select attnum, atttypid, atttypmod, attndims::int, false, true
     from pg_attribute where attrelid = %(oid)s::bigint::oid and attnum > 0 and not attisdropped
