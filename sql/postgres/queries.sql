@@ -43,14 +43,16 @@ left join pg_class t on t.relnamespace = s.oid and t.relname = 'schema_version';
 select pg_advisory_xact_lock(1684366448, hashtext(%(schema)s));
 
 -- name: ensure_consumer
--- Create the rows of a consumer if it is new.
+-- Create the rows of a consumer if it is new, and its signs of life where somebody has emptied that table.
 -- The unique name lets one of two newcomers insert; the other one finds the rows.
 with made as (
     insert into {schema}.consumer (name) values (%(consumer)s) on conflict (name) do nothing returning id
 ), progress as (
     insert into {schema}.progress (consumer_id, written_by) select id, pg_current_xact_id() from made
 )
-insert into {schema}.heartbeat (consumer_id) select id from made;
+insert into {schema}.heartbeat (consumer_id)
+select id from made union all select c.id from {schema}.consumer c where c.name = %(consumer)s
+on conflict do nothing;
 
 -- name: holder
 -- Who holds a consumer, its signs of life, whether its database session is known to have ended, what shows that tables were restored, and who deletes it.

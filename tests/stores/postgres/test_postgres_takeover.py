@@ -243,6 +243,19 @@ print(known)
 
 
 @pytest.mark.full
+def test_signs_of_life_that_somebody_has_emptied_stop_no_start(store: PostgresStore, postgres: str) -> None:
+    """They belong to no decision, and a dump may leave them out: the instance that runs goes on, and another one may take over."""
+    number = epoch(store)
+    chunk(store, number, 0, 0)
+    run(postgres, "truncate dedup.heartbeat")
+    chunk(store, number, 1, 1)
+    later = PostgresStore(postgres)
+    chunk(later, epoch(later), 2, 2)
+    assert later.head("shop").seq == 3 and run(postgres, "select count(*) from dedup.heartbeat") == [(1,)]
+    with pytest.raises(Fenced):
+        chunk(store, number, 3, 3)
+
+
 def test_a_claim_that_a_stranger_blocks_says_so(store: PostgresStore, postgres: str) -> None:
     """Whoever locks the row of a partition and is on no record is not waited for for ever: the error says where to look."""
     store.migrate()
