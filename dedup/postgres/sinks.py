@@ -38,6 +38,10 @@ _OTHERS = re.compile("0[01238ABFLPZ]|10|2[4568BD]|3[4BDF]|4[02]|5[3578]|72|F0|HV
 _POLICY = "ExecWithCheckOptions"
 """The function of the server that refuses a row by a policy of row-level security, with the SQLSTATE of a missing right."""
 
+_COPY = "DoCopy"
+"""The function that refuses COPY to a table whose policies hold for this role, with the SQLSTATE of what is not supported.
+Source: PostgreSQL 16, copy.c."""
+
 _ONE_KEY = "23505"
 """Unique violation."""
 
@@ -447,6 +451,11 @@ def refused(sink: str, error: psycopg.Error, *, of_a_value: bool = False) -> Sto
         of_a_value: the cause is a value that the server cannot read, whatever SQLSTATE its type has for that.
     """
     state = error.sqlstate or ""
+    if isinstance(error, psycopg.errors.FeatureNotSupported) and error.diag.source_function == _COPY:
+        return SinkMismatch(
+            f"Row-level security of {sink} holds for this role, and COPY does not go by it. Write with tx.merge, which does; or let the "
+            f"role pass it by: ALTER ROLE ... BYPASSRLS; or ALTER TABLE {sink} DISABLE ROW LEVEL SECURITY;"
+        )
     of_rows = of_a_value or _is_of_rows(error, state)
     ours = RowsRefused if of_rows else SinkMismatch
     known = of_rows or (state.startswith("42") and state != _FORBIDDEN)

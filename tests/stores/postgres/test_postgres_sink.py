@@ -331,6 +331,16 @@ def test_a_row_that_a_policy_forbids_is_the_rows_fault(connection: Connection) -
         merges.merge(connection, Statements("dedup"), "t", ArrowRows(pa.table({"k": [1, 2]})), Merge(("k",)))
 
 
+def test_a_table_that_copy_may_not_write_to_names_the_ways_out(connection: Connection) -> None:
+    """COPY refuses a table with policies for this role, whatever they allow; a merge goes by them."""
+    connection.execute("create table t (k int primary key); alter table t enable row level security; create policy p on t using (true)")
+    connection.execute("create role writer; grant select, insert, update on t to writer; grant usage on schema dedup to writer")
+    connection.execute("grant select on all tables in schema dedup to writer; set local role writer")
+    with pytest.raises(SinkMismatch, match=r"tx\.merge.*BYPASSRLS.*DISABLE ROW LEVEL SECURITY"):
+        write(connection, "t", pa.table({"k": [1]}))
+    assert merges.merge(connection, Statements("dedup"), "t", ArrowRows(pa.table({"k": [1]})), Merge(("k",))) == 1
+
+
 def test_rows_that_take_too_long_name_the_limit(connection: Connection) -> None:
     """The server ends the COPY at the role's statement_timeout, again and again: the error says what to raise, or what to lower."""
     connection.execute("create table t (a int default pg_sleep(1)::text::int, b int); set statement_timeout = '50ms'")
