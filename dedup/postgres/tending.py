@@ -91,8 +91,9 @@ class PgUpkeepTurn:
         self.kept: tuple[str, ...] = ()
 
     def portions(self) -> Generator[str, None, None]:
-        """Messages of this consumer; then, for all consumers: rotate, purge, merge records, drop, pack, and make filters.
+        """For all consumers: rotate, purge, merge records, drop, pack, and make filters; then the messages of this one.
 
+        Messages are looked for in all of the outbox. That comes last: where it takes longer than a portion may, the rest is done.
         Ends where another session has a portion in hand.
 
         Raises:
@@ -102,9 +103,9 @@ class PgUpkeepTurn:
         """
         with self._connect() as connection, translating(f"The upkeep of {self._consumer!r}"), suppress(_Elsewhere):
             self._connection = connection
-            yield from self._messages(connection)
             yield from self._forgotten(connection)
             yield from self._packed(connection)
+            yield from self._messages(connection)
 
     def stop(self) -> None:
         """Cancel the statement that runs now, if one does, and let no further portion begin."""

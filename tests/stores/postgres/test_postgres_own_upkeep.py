@@ -236,6 +236,17 @@ def test_no_batch_waits_while_a_portion_waits(aged: PostgresPlace) -> None:
     assert run(aged.url, PURGED) == [(1,)]
 
 
+def test_old_messages_that_take_long_to_find_hold_up_no_purge(aged: PostgresPlace) -> None:
+    """They are looked for in all of the outbox, and last: the reservations are given up before that ends."""
+    made = consumer(aged.store(), **OWN)
+    with psycopg.connect(aged.url) as holder:
+        holder.execute("lock table dedup.outbox in access exclusive mode")
+        made(batch(event(1, "b", enqueued_time=now())), 1)
+        until(lambda: run(aged.url, PURGED) == [(1,)])
+        waiting(aged)
+    turned(made)
+
+
 @pytest.mark.full
 def test_a_handler_that_is_slow_holds_up_no_purge(aged: PostgresPlace) -> None:
     """While a batch is open, the turn that began before it purges; the batch commits."""
