@@ -54,6 +54,9 @@ _NO_VALUES_FAULT = ("08", "25", "40", "53", "55", "57", "58", "72", "F0", "XX001
 """SQLSTATEs of what no value of a row is the cause of, whatever was being read. Source: PostgreSQL 16 manual, appendix A.
 XX000, an internal error, is what hstore says to a bad text before PostgreSQL 16."""
 
+_TEMPORARY = re.compile(r'"?pg_temp(_\d+)?"?\.', re.IGNORECASE)
+"""A name with the schema of the session's temporary tables."""
+
 Unread = dict[int, tuple[str, psycopg.Error]]
 """Row -> column whose value the server cannot read, and what it says."""
 
@@ -106,14 +109,15 @@ def describe(connection: Connection, sql: Statements, table: str, writer: Writer
     """The table as the catalog has it, noted for its writer.
 
     Raises:
-        SinkMismatch: the name is of no table, or of one whose rows do not commit or last with the decision.
+        SinkMismatch: the name is of no table, of one whose rows do not commit or last with the decision, or of a temporary one that was
+            there before the transaction.
         PublicationStuck: it is of another table than before.
 
     Crash: the note is undone with the transaction.
     """
     try:
         with _handler_aside(connection, sql, table) if writer.handled else nullcontext(table) as found:
-            return _described(connection, sql, found, writer)
+            return _described(connection, sql, found, writer, table)
     except (psycopg.errors.SyntaxError, psycopg.errors.InvalidName, psycopg.errors.FeatureNotSupported) as error:
         raise SinkMismatch(
             f'{table!r} is not a table name. Write table or schema.table; names with capitals or spaces in double quotes: "My Table".'
@@ -139,15 +143,28 @@ def _no_table(table: str) -> SinkMismatch:
     return SinkMismatch(f"There is no table {table!r} on this connection's search_path. Create it, or write schema.table.")
 
 
-def _described(connection: Connection, sql: Statements, table: str, writer: Writer) -> Sink:
-    """As `describe`, under our own settings. Raises psycopg.Error for what is no name, too."""
+def _hidden(given: str, name: str) -> SinkMismatch:
+    return SinkMismatch(
+        f"A temporary table of that name, which this transaction has not made, hides the table {given!r}: a pooler gives sessions on with "
+        f"what another client left in them. Write schema.table; or pg_temp.{name}, if the rows are for that table."
+    )
+
+
+def _described(connection: Connection, sql: Statements, table: str, writer: Writer, given: str) -> Sink:
+    """As `describe`, under our own settings. Raises psycopg.Error for what is no name, too.
+
+    Args:
+        given: the name as the handler wrote it.
+    """
     asked = {"table": table, "consumer": writer.id, "generation": writer.generation}
     with connection.transaction():
         row = connection.execute(sql["sink"], asked).fetchone()
     if row is None:
         raise _no_table(table)
-    oid, schema, name, kind, persistence, fleeting, before = row
+    oid, schema, name, kind, persistence, left_behind, fleeting, before = row
     full = f"{quoted(schema)}.{quoted(name)}"
+    if left_behind and not _TEMPORARY.match(given):
+        raise _hidden(given, quoted(name))
     if kind not in ("r", "p"):
         raise SinkMismatch(f"{full} is {_KINDS.get(kind, 'not a table')}, and COPY writes to tables only. Write to the table behind it.")
     _refuse_fleeting(full, fleeting)
@@ -227,6 +244,7 @@ def accept(connection: Connection, sql: Statements, table: str, writer: Writer, 
 
     Crash: undone with the transaction.
     """
+    connection.execute(sql["own_settings"])
     known: dict[str, int | None] = dict(connection.execute(sql["sinks_of"], {"consumer": writer.id}).fetchall())
     names = ", ".join(known) or "none"
     never = ConfigError(f"Consumer {writer.name!r} has never written to {table}: there is nothing to accept. It has written to: {names}.")

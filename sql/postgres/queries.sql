@@ -295,7 +295,8 @@ select pg_current_xact_id()::text as xid, current_setting('synchronous_commit') 
 
 -- name: own_settings
 -- What our own statements depend on: a handler that takes long is no forgotten session, but a host that is gone for a minute leaves no locks.
--- To the end of the transaction: a pooled session never carries it into another one. Compiling plans costs more than the probe it would speed up.
+-- To the end of the transaction: a pooled session never carries it into another one, nor brings us another client's path. Plans cost more than probes.
+set local search_path to default;
 select set_config('datestyle', 'ISO', true), set_config('array_nulls', 'on', true), set_config('jit', 'off', true),
     set_config('idle_in_transaction_session_timeout', '0', true), set_config('tcp_keepalives_idle', '30', true),
     set_config('tcp_keepalives_interval', '10', true), set_config('tcp_keepalives_count', '3', true), set_config('tcp_user_timeout', '60000', true),
@@ -317,7 +318,7 @@ select current_setting('search_path') as search_path, current_setting('role') as
 -- name: handler_aside
 -- Undo of what a handler has set all that our COPY and our statements depend on; its other settings stay, which triggers and defaults may read.
 -- Roles first, because the right to set the rest may hang on them.
-reset session authorization; reset role; reset search_path;
+reset session authorization; reset role;
 select set_config(name, reset_val, true) from pg_settings where setting <> reset_val and name in (
     'client_encoding', 'DateStyle', 'IntervalStyle', 'TimeZone', 'standard_conforming_strings', 'backslash_quote', 'bytea_output',
     'extra_float_digits', 'xmloption', 'xmlbinary', 'transform_null_equals', 'statement_timeout', 'lock_timeout',
@@ -586,9 +587,12 @@ with mine as (
 select coalesce(string_agg(uuid_send(key), ''::bytea), ''::bytea) from mine;
 
 -- name: sink
--- A table as the handler named it: its quoted name, its kind, what of its partitions is no lasting table here, and which table it was before.
--- Looked up inside the transaction, so a table that the handler has just made is found.
+-- A table as the handler named it: name, kind, whether an earlier transaction left it, what of its partitions does not last, which table it was before.
+-- Looked up inside the transaction, so a table that the handler has just made is found. A row about a system column tells when its table was made.
 select c.oid::bigint, n.nspname, c.relname, c.relkind, c.relpersistence,
+    c.relpersistence = 't' and exists (
+        select from pg_attribute a where a.attrelid = c.oid and a.attname = 'tableoid' and age(a.xmin) > 0
+    ) as left_behind,
     (
         select min(format('%%I.%%I', m.nspname, q.relname) || case when q.relkind = 'f' then ' is a foreign table' else ' is UNLOGGED' end)
         from pg_class q join pg_namespace m on m.oid = q.relnamespace

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import psycopg
 import pytest
 
+from checkpoint.errors import SinkMismatch
 from checkpoint.postgres import sql
 from dedup.postgres import PostgresStore, epoch
 from dedup.postgres.connection import connect
@@ -41,6 +43,21 @@ def test_each_event_has_its_effect_once_behind_a_pooler(pooled: str, postgres: s
         run(postgres, BEHIND)
         assert run(postgres, "select count(*), count(distinct id) from orders") == [(8, 8)], number
     assert_proven(PostgresStore(pooled))
+
+
+def test_what_another_client_of_the_pooler_left_takes_no_rows(pooled: str, postgres: str) -> None:
+    """A path or a temporary table of a session that the pooler gives on: rows are in the sink, or the batch says what hides it."""
+    run(postgres, "create table orders (id text, amount bigint); create schema staging; create table staging.orders (like orders)")
+    left = ["set search_path = staging", "create temporary table if not exists orders (id text, amount bigint)"]
+    done = 0
+    for number in range(6):
+        with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as other:
+            other.execute(left[number // 3])  # type: ignore[arg-type]
+        with suppress(SinkMismatch):
+            consumer(PostgresStore(pooled))(batch(*orders([2 * done, 2 * done + 1])), done)
+            done += 1
+    ((kept, elsewhere),) = run(postgres, "select count(*), (select count(*) from staging.orders) from public.orders")
+    assert elsewhere == 0 and kept == PostgresStore(postgres).reserved("shop") == 2 * done >= 6
 
 
 def test_an_instance_behind_a_pooler_is_not_gone_with_its_session(pooled: str, postgres: str) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 from psycopg import Rollback
+from psycopg.conninfo import make_conninfo
 from psycopg.types.string import TextLoader
 
 from checkpoint import PostgresCheckpointStore
-from checkpoint.errors import HandlerError
+from checkpoint.errors import HandlerError, SinkMismatch
 from deadletter.selection import Selection
 from dedup import DeadLetters, reprocess
+from dedup.core.steps import Merge
 from dedup.postgres import PostgresStore
 from dedup.urls import mask_secrets
 from fixtures.variants import of_which
@@ -66,6 +69,91 @@ def test_what_a_handler_did_to_the_session_ends_with_its_batch(store: PostgresSt
     assert run(postgres, "select a from public.sink") == [(1,)]
     assert session_of(store, number) == session, "an instance that lives keeps its session: that is how others know"
     store.close()
+
+
+def writing(name: str, *, merging: bool = False) -> Callable[[Any], Any]:
+    """A handler that writes one row to the sink of that name."""
+    return lambda tx: tx.merge(name, rows(a=[1]), Merge(("a",))) if merging else tx.write(name, rows(a=[1]))
+
+
+def leave(store: PostgresStore, statement: LiteralString) -> None:
+    """What a pooler gives on: another client sends this to the session that the next batch gets."""
+    with store._pool.borrow() as connection:
+        connection.execute(statement)
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["untouched", "used"])
+def test_a_search_path_that_another_client_left_redirects_no_rows(store: PostgresStore, postgres: str, handled: bool) -> None:
+    """Each transaction finds tables by the path that the session began with, also after a handler has used the connection."""
+    number = epoch(store)
+    run(postgres, "create schema other; create table other.sink (a int)")
+    leave(store, "set search_path = other, public")
+    with store.begin("shop", number) as tx:
+        with tx.attempt():
+            if handled:
+                tx.connection.execute("insert into sink values (2)")
+            tx.write("sink", rows(a=[1]))
+        finish(tx, 0, 0, reserved=0)
+    assert run(postgres, "select a from public.sink order by a") == [(1,), (2,)][: 1 + handled]
+    assert run(postgres, "select count(*) from other.sink") == [(0,)]
+    leave(store, "set search_path = other, public")
+    store.accept_sink("shop", "sink", by="me", reason="test")
+
+
+@pytest.mark.parametrize("by", of_which(1, ["dsn", "role"]))
+def test_a_search_path_of_the_users_own_is_kept(store: PostgresStore, postgres: str, by: str) -> None:
+    """Whether it is in the connection string, or the role's or the database's: that is what a session begins with."""
+    run(postgres, "create schema other; create table other.sink (a int)")
+    dsn = make_conninfo(postgres, options="-csearch_path=other") if by == "dsn" else postgres
+    if by == "role":
+        run(postgres, "do $$ begin execute format('alter database %I set search_path = other', current_database()); end $$")
+    own = PostgresStore(dsn)
+    with own.begin("shop", epoch(own)) as tx:
+        with tx.attempt():
+            tx.write("sink", rows(a=[1]))
+        finish(tx, 0, 0, reserved=0)
+    own.close()
+    assert run(postgres, "select (select count(*) from other.sink), (select count(*) from public.sink)") == [(1, 0)]
+
+
+@pytest.mark.parametrize("merging", [False, True], ids=["write", "merge"])
+@pytest.mark.parametrize("handled", [False, True], ids=["untouched", "used"])
+def test_a_temporary_table_that_another_client_left_takes_no_rows(
+    store: PostgresStore, postgres: str, merging: bool, handled: bool
+) -> None:
+    """It hides the sink, and its rows would go with the session: refused by that name, and the full name finds the sink."""
+    number = epoch(store)
+    run(postgres, "create unique index on sink (a)")
+    leave(store, "create temporary table sink (a int primary key)")
+    for n, (name, refused) in enumerate({"sink": True, "public.sink": False, "pg_temp.sink": False}.items()):
+        with (
+            pytest.raises(SinkMismatch, match=r"temporary table.*hides.*schema\.table") if refused else nullcontext(),
+            store.begin("shop", number) as tx,
+        ):
+            with tx.attempt():
+                if handled:
+                    tx.connection.execute("select 1")
+                writing(name, merging=merging)(tx)
+            finish(tx, n, n, batch_id=n, reserved=0)
+        if handled:  # as behind a pooler, where what cleans the session reaches another one
+            leave(store, "create temporary table if not exists sink (a int primary key)")
+    assert run(postgres, "select a from public.sink") == [(1,)]
+    assert run(postgres, "select name from dedup.sink") == [("public.sink",)]
+
+
+@pytest.mark.parametrize("merging", [False, True], ids=["write", "merge"])
+def test_a_temporary_table_of_the_handlers_own_takes_rows(store: PostgresStore, merging: bool) -> None:
+    """Made in the same transaction, below however many savepoints, it is the table that the handler means by that name."""
+    with store.begin("shop", epoch(store)) as tx:
+        with tx.attempt():
+            with tx.connection.transaction():
+                tx.connection.execute("create temporary table sink (a int primary key)")
+            writing("sink", merging=merging)(tx)
+            assert tx.connection.execute("select a from pg_temp.sink").fetchall() == [(1,)]
+        with tx.attempt():
+            writing("public.sink")(tx)
+            assert tx.connection.execute("select count(*) from public.sink").fetchone() == (1,)
+        finish(tx, 0, 0, reserved=0)
 
 
 def test_type_adapters_that_a_handler_registered_end_with_its_batch(store: PostgresStore) -> None:
