@@ -28,6 +28,7 @@ from deadletter.store import KEYS as KEYS_SCHEMA
 from dedup.core.deletion import being_deleted
 from dedup.core.keys import Bools
 from dedup.delta import tables
+from dedup.delta.clocks import DecisionTimes
 from dedup.delta.engine import Engine
 from dedup.delta.key_files import I64
 from dedup.delta.ledger import (
@@ -63,7 +64,7 @@ class ConsumerState:
     def __init__(self, ledger: Ledger, root: str, engine: Engine, keys: ReservedKeys) -> None:
         self.ledger, self.root, self.keys = ledger, root, keys
         self.letters_uri = join(root, "dead_letters", safe_name(ledger.consumer))
-        self.sinks = Sinks(engine)
+        self.sinks, self._times = Sinks(engine), DecisionTimes(ledger.consumer)
         self.lock = threading.RLock()  # held by whoever looks or decides: people ask while a stream runs in another thread
         self.table: DeltaTable | None = None
         self._version: int | None = None  # of `table` when everything was taken in
@@ -397,17 +398,15 @@ class ConsumerState:
     def following(self, kind: str, attempt: str, now: dt.datetime, head: Head, **changes: Any) -> Header:
         """The header of the decision after `head`, which was read before; with everything that this process knows of publications.
 
-        It is of no earlier day than the last purge, also where this host's clock is behind: a purge drops whole days, and must not drop
-        what is reserved after it. Raises Refused where the consumer is being deleted: nothing but the end of that may follow.
+        Raises Refused where the consumer is being deleted: nothing but the end of that may follow.
         """
         if kind != DELETED:
             self.require_not_deleted()
         last, seq = self.header, head.seq + 1
-        purged = now if last.purged_on is None else dt.datetime.combine(dt.date.fromisoformat(last.purged_on), dt.time(), dt.UTC)
         return last.following(
             kind,
             attempt,
-            max(now, purged),
+            self._times.following(last, now),
             head=replace(head, seq=seq),
             after=head.seq,
             generation_since=last.generation_since if head.generation == last.head.generation else seq,

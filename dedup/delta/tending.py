@@ -19,8 +19,10 @@ from typing import Self
 from checkpoint.errors import ConfigError, DedupError, command
 from dedup.core.retention import Part, PurgeBound, Upkept, apart, bounded, message_purges
 from dedup.delta import ledger_log, upkeep, verify
+from dedup.delta.clocks import purged_up_to
 from dedup.delta.commit import SinkPublisher
 from dedup.delta.consumers import States
+from dedup.delta.ledger import Header
 from dedup.delta.outbox import DeltaOutbox
 from dedup.delta.state import ConsumerState
 from dedup.delta.storage import SPARK, StorageOptions, safe_name
@@ -38,6 +40,13 @@ PARTS = 30
 def midnight(day: dt.date) -> dt.datetime:
     """The beginning of this UTC day."""
     return dt.datetime.combine(day, dt.time(), dt.UTC)
+
+
+def _told_late(consumer: str, kept: dt.date) -> str:
+    return (
+        f"{consumer}: a host whose clock was late gave the day {kept} to reservations that are newer than some that must be kept. So all "
+        "reservations since that day are kept"
+    )
 
 
 class Tending:
@@ -75,6 +84,8 @@ class Tending:
 
         It has its turn between two batches of a running stream: each waits for the other, for a while.
 
+        Where a host whose clock was late gave an older day to reservations that are newer, it goes up to that day only; the log says so.
+
         Args:
             although_behind: purge up to that day, however far the consumer is.
 
@@ -84,13 +95,27 @@ class Tending:
             if told := bound.told(midnight(before)):
                 log.warning("Purging reservations: %s", told)
             before = bound.bound.date()
+        decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
+        before = self._in_order(consumer, asked := before)
+        if before < asked:
+            log.warning("Purging reservations: %s", _told_late(consumer, before))
         with self._states.existing(consumer) as state:
             floors = ledger_log.floors(state, before)
-        decided = dt.datetime.now(dt.UTC).date()  # or later: rows of that day may be of decisions after this one
+
+        def planned(state: ConsumerState) -> Header:
+            nonlocal before  # a host whose clock is late may have decided since
+            before = purged_up_to(state.ledger.files_now(), before, decided)
+            return purging(state, before, floors, by=by, reason=reason)
+
         with self._states.turns(consumer).letters(lambda: self._states.header(consumer)):
-            self._states.commit_planned(consumer, lambda state: purging(state, before, floors, by=by, reason=reason))
+            self._states.commit_planned(consumer, planned)
             with state.lock:
                 state.ledger.drop_reservations(min(before, decided))
+
+    def _in_order(self, consumer: str, before: dt.date) -> dt.date:
+        """That day, or an earlier one that a host whose clock was late gave to newer reservations."""
+        with self._states.existing(consumer) as state:
+            return purged_up_to(state.ledger.files_now(), before, dt.datetime.now(dt.UTC).date())
 
     def upkeep(self, retention: dt.timedelta, *, although_behind: Collection[str] = (), dry_run: bool = False) -> list[Upkept]:
         """Forget reservations and sent messages that are older than that, and `maintain` each consumer.
@@ -126,11 +151,13 @@ class Tending:
         """
         bound = None if although_behind else self.purge_bound(consumer, before)
         told, day = (bound.told(midnight(before)), bound.bound.date()) if bound else (None, before)
+        kept = self._in_order(consumer, day)
         with self._states.existing(consumer) as state:
-            count = state.ledger.count_reservations(day)
+            count = state.ledger.count_reservations(kept)
         if count and not dry_run:
-            self.purge(consumer, day, by=by, reason=f"older than {before}", although_behind=True)
-        return Upkept("reservations", consumer, count, (told,) if told else ())
+            self.purge(consumer, kept, by=by, reason=f"older than {before}", although_behind=True)
+        late = _told_late(consumer, kept) if kept < day else None
+        return Upkept("reservations", consumer, count, tuple(filter(None, (told, late))))
 
     def has_reserved(self, consumer: str, before: dt.date) -> bool:
         """Whether there are reservations of days before this one."""

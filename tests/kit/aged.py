@@ -55,5 +55,6 @@ def age(place: Place, **settings: Any) -> None:
         return
     earlier = now() - dt.timedelta(days=90)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dedup.delta.transaction.dt", showing(lambda tz: earlier))
+        for module in ("transaction", "epoch", "store"):
+            patched.setattr(f"dedup.delta.{module}.dt", showing(lambda tz: earlier))
         deliver(place, 0, "a", earlier, **settings)

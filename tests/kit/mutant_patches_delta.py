@@ -125,9 +125,9 @@ DELTA = (
     ),
     Mutant(
         "a decision after a purge is of an earlier day",
-        "dedup/delta/state.py",
-        "max(now, purged)",
-        "now",
+        "dedup/delta/clocks.py",
+        "max(now, purged, known)",
+        "max(now, known)",
         _PURGES + "test_a_purge_drops_nothing_that_was_reserved_after_it",
     ),
     Mutant(

@@ -7,11 +7,13 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from checkpoint.position import Partition
 from checkpoint.records import RecordFilter
+from deadletter.store import KEYS
 from dedup.delta import DeltaStore, ledger, ledger_log
 from dedup.delta.compaction import compact
 from dedup.delta.ledger import LOG, Ledger
@@ -29,7 +31,7 @@ class Days:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.read, self.at_once = FIRST, list[dt.date](), 0
-        for module in ("transaction", "upkeep", "store", "epoch"):
+        for module in ("transaction", "upkeep", "store", "epoch", "tending"):
             monkeypatch.setattr(f"dedup.delta.{module}.dt", showing(lambda tz: self.now))
         reads = Ledger.read
 
@@ -41,7 +43,7 @@ class Days:
         monkeypatch.setattr(Ledger, "read", noted)
         self.store: DeltaStore = open_store(folder)
         self.epoch = kit.epoch(self.store)
-        self.batches = itertools.count()
+        self.batches, self.positions = itertools.count(), itertools.count()
 
     def decide(self, day: int, position: int, partition: int = 0, minute: int = 0) -> None:
         """One event."""
@@ -56,6 +58,23 @@ class Days:
         self.read.clear()
         self.store.purge(kit.NAME, date(before), by="ann", reason="", although_behind=True)
         return dict(self.store.head(kit.NAME).floors)
+
+    def upkeep(self, day: int) -> tuple[int, bool]:
+        """Forget what was reserved before that day: how many keys, and whether it says that more is kept."""
+        done = self.store.forget(kit.NAME, date(day), by="upkeep", although_behind=True)
+        return done.count, bool(done.kept)
+
+    def known(self) -> list[int]:
+        """Which of the events are known."""
+        numbers = range(20)
+        with self.store.begin(kit.NAME, self.epoch) as tx:
+            found = tx.known(pa.table([pa.array(map(kit.key_bytes, numbers), pa.binary(16)), pa.array(numbers, pa.int64())], schema=KEYS))
+        return [number for number in numbers if kit.key_bytes(number) in found["key"].to_pylist()]
+
+    def files(self) -> list[ledger.LedgerFile]:
+        """Of keys, in the order of decisions."""
+        with self.store._states.existing(kit.NAME) as state:
+            return [file for file in state.ledger.files_now() if file.section == ledger.KEYS]
 
 
 def date(day: int) -> dt.date:
@@ -157,3 +176,39 @@ def test_a_page_of_batch_records_reads_the_files_that_have_it(days: Days) -> Non
     days.read.clear()
     found = days.store.batches(kit.NAME, RecordFilter(first, last - 2))
     assert found["seq"].to_pylist() == [first + 1, first + 2] and days.read == [date(1), date(2)]
+
+
+@pytest.mark.parametrize("late", [35, 3])
+def test_keys_of_a_host_whose_clock_is_late_are_purged_no_earlier(days: Days, late: int, caplog: pytest.LogCaptureFixture) -> None:
+    """By the order of decisions they are as old as those beside them, also in the first month and in one file with keys of that day."""
+    for day in (0, 34, 35, 35 - late, 35 - late, 36):
+        days.decide(day, next(days.positions))
+    compact(DeltaTable(days.store.path + f"/ledger/{kit.NAME}"), None, 2**20, 2)
+    days.now = FIRST + dt.timedelta(days=37)
+    old = int(late == 3)
+    assert days.upkeep(35) == (old, True)
+    assert days.known() == [0, 1, 2, 3, 4, 5][old:]
+    days.now = FIRST + dt.timedelta(days=70)
+    assert days.upkeep(36) == (5 - old, False) and days.known() == [5]
+    assert len([told for told in caplog.messages if "clock shows" in told]) == 1, "once, until the clock is right again"
+
+
+@pytest.mark.parametrize("ahead", [400, 5])
+def test_a_host_whose_clock_was_ahead_makes_no_later_key_stay(days: Days, ahead: int) -> None:
+    """Its own keys stay until the day that it gave them has gone; those before and after it go in their time."""
+    days.decide(0, 0)
+    days.decide(1 + ahead, 1)
+    days.decide(2, 2)
+    days.decide(60, 3)
+    days.now = FIRST + dt.timedelta(days=61)
+    assert days.upkeep(60) == (3 - (ahead == 400), False)
+    assert days.known() == ([1] if ahead == 400 else []) + [3]
+
+
+def test_a_decision_is_dated_no_earlier_than_the_one_before_within_a_day(days: Days) -> None:
+    """Hosts that differ a little give a ledger one day after another."""
+    days.decide(3, 1)
+    days.decide(2, 2, minute=1)
+    days.decide(1, 3)
+    days.decide(4, 4)
+    assert [file.day for file in days.files()] == [date(3), date(3), date(1), date(4)]

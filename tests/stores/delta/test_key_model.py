@@ -354,7 +354,7 @@ def test_a_store_knows_keys_as_a_dictionary_does(folder: Path, monkeypatch: pyte
     for name, value in (("FLUSH_ROWS", 4), ("RUN_ROWS", 24), ("SLICE_ROWS", 5), ("MOST_SMALL", 3)):
         monkeypatch.setattr(keys, name, value)
     world = World(folder, random.Random(seed))
-    for module in ("transaction", "upkeep", "store"):
+    for module in ("transaction", "upkeep", "store", "epoch", "tending"):
         monkeypatch.setattr(f"dedup.delta.{module}.dt", showing(lambda zone: world.clock))
     with world.weather.able(), kit.pages_of(PAGES[pages]):
         for number in range(60):

@@ -98,7 +98,7 @@ def test_all_processes_forget_the_same_keys_in_a_purge_that_is_not_done(folder: 
 def test_a_purge_drops_nothing_that_was_reserved_after_it(folder: Path, monkeypatch: pytest.MonkeyPatch, behind: bool) -> None:
     """A batch is decided between the purge and the dropping of its rows, on a day that is purged: a start knows its keys.
 
-    The day is today, where a person purges up to tomorrow; or yesterday, by the clock of a host that is behind.
+    The day is today, where a person purges up to tomorrow; or two days ago, by the clock of a host that is behind.
     """
     one, two, drop = filled(folder, 2), open_store(folder), Ledger.drop_reservations
     number = take_epoch(one, kit.NAME, "again", 1.0, force=True).epoch
@@ -110,7 +110,7 @@ def test_a_purge_drops_nothing_that_was_reserved_after_it(folder: Path, monkeypa
     monkeypatch.setattr(Ledger, "drop_reservations", later)
     monkeypatch.setattr(epoch, "STREAM_WAIT", 0.1)  # the batch is decided in the thread whose turn it would wait for
     if behind:
-        monkeypatch.setattr(transaction, "dt", showing(lambda zone: dt.datetime.now(zone) - dt.timedelta(days=1)))
+        monkeypatch.setattr(transaction, "dt", showing(lambda zone: dt.datetime.now(zone) - dt.timedelta(days=2)))
     one.purge(kit.NAME, tomorrow() - dt.timedelta(days=behind), by="ann", reason="", although_behind=True)
     shutil.rmtree(list_of(folder).parent)
     old = list(range(10)) if behind else []

@@ -52,7 +52,7 @@ def test_what_another_client_of_the_pooler_left_takes_no_rows(pooled: str, postg
     done = 0
     for number in range(6):
         with psycopg.connect(pooled, autocommit=True, prepare_threshold=None) as other:
-            other.execute(left[number // 3])  # type: ignore[arg-type]
+            other.execute(left[number // 3])
         with suppress(SinkMismatch):
             consumer(PostgresStore(pooled))(batch(*orders([2 * done, 2 * done + 1])), done)
             done += 1
