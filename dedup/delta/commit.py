@@ -162,11 +162,12 @@ def write_files(state: ConsumerState, decision: Decision) -> list[Add]:
     rows: list[LogRow] = [(HEADER, None, None, None, header.to_json()), *state.positions(header)]
     rows.extend((BATCH, *doc) for doc in batch_docs(decision.batches) if decision.batches is not None)
     kept, held = (reservations(header.seq, keys["key"], keys["payload_hash"]) for keys in (decision.keys, decision.held))
+    lasts = state.sequences.after(decision.lasts) if header.order_since == header.seq else decision.lasts
     sections = [
         (LOG, log_rows(header.seq, rows)),
         (KEYS, kept),
         (HELD, pa.concat_tables([held, freed_rows(header.seq, decision.freed["key"])])),
-        (ORDER, ledger_rows(decision.lasts, header.seq)),
+        (ORDER, ledger_rows(lasts, header.seq)),
     ]
     return state.ledger.write_all(day, sections)
 

@@ -406,6 +406,9 @@ class Header:
     generation_since: int = 0  # seq of the decision that began the generation; damage before it was accepted
     keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations and batch records above it count
     summary: int = 0  # seq of the newest summary of seen positions at or before this one, 0 for none
+    order_since: int = (
+        0  # seq of the newest decision that has all sequences blocked then in `order`, 0 for none: what lies before is settled
+    )
     sinks: tuple[SinkFiles, ...] = ()
     marks: Mapping[str, Mark] = field(default_factory=dict)
     pending: tuple[int, ...] = ()  # earlier seqs that were not known to be published when this was decided
@@ -481,6 +484,7 @@ def _encode(h: Header) -> dict[str, Any]:
         "generation_since": h.generation_since,
         "keyspace_since": h.keyspace_since,
         "summary": h.summary,
+        "order_since": h.order_since,
         "sinks": [{**vars(s), "adds": [a._asdict() for a in s.adds], "merge": s.merge and vars(s.merge)} for s in h.sinks],
         "marks": {name: vars(mark) for name, mark in h.marks.items()},
         "pending": h.pending,
@@ -511,6 +515,7 @@ def _decode(value: dict[str, Any]) -> Header:
         marks={name: Mark(**mark) for name, mark in value["marks"].items()},
         pending=tuple(value["pending"]),
         purged_in=value.get("purged_in", 0),
+        order_since=value.get("order_since", 0),
         dropped=tuple((int(seq), name) for seq, name in value["dropped"]),
         later={name: told for name, told in value.items() if name not in _NAMES},
     )

@@ -1,7 +1,8 @@
 """Which sequences are blocked, and the chain of letters in each. In memory, filled from the ledger.
 
 One ledger row per sequence and decision that touched it: the last letter that is open or blocked, with its place, or that it is free. The
-newest row by seq counts. Called by the consumer state and by the letters of a decision.
+newest row by seq counts. A summary repeats the row of each blocked sequence, so that nobody has to read those before it. Called by the
+consumer state and by the letters of a decision.
 """
 
 from __future__ import annotations
@@ -69,6 +70,10 @@ class Sequences:
         """What a later decision says about some of them."""
         others = self._lasts.filter(pc.invert(_among(self._lasts["sequence"], lasts["sequence"])))
         self._lasts = pa.concat_tables([others, lasts.filter(lasts["letter"].is_valid())]).combine_chunks()
+
+    def after(self, lasts: pa.Table) -> pa.Table:
+        """LASTS of all that are blocked once a later decision has said this about some of them, and of those that it frees."""
+        return pa.concat_tables([self._lasts.filter(pc.invert(_among(self._lasts["sequence"], lasts["sequence"]))), lasts])
 
     def find(self, sequences: pa.Array | pa.ChunkedArray) -> pa.Table:
         """LASTS of those that are blocked."""

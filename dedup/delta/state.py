@@ -351,7 +351,8 @@ class ConsumerState:
             self.sequences = Sequences()
         if self.header.kind in (DELETE, DELETED):
             return
-        rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > known], ["key", "doc"], known)
+        after = max(known, self.header.order_since - 1)
+        rows = self.ledger.read([f for f in files if f.section == ORDER and f.last > after], ["key", "doc"], after)
         if rows.num_rows:
             self.sequences.take_in(from_ledger(rows))
 

@@ -44,6 +44,9 @@ _KEY = LETTERS.get_field_index("key")
 _LIGHT = [n for n in ALL_LETTERS.names if n not in letters.HEAVY]
 _CHAIN = pa.schema([LETTERS.field(n).with_nullable(True) for n in (*PLACE, "sequence", "status", "blocked_by", "kind")])
 
+MOST_BLOCKED = 10_000
+"""Blocked sequences that a summary repeats, half a megabyte. While more are blocked, a start reads from the summary before."""
+
 
 @dataclass
 class _CollectedSteps:
@@ -212,8 +215,10 @@ class DeltaTransaction:
         now = dt.datetime.now(dt.UTC)
         head = replace(self.head, **self._collected.head)
         header = state.following(self._kind, self._attempt, now, head, follows=self._planned_on)
-        summary = seq if state.summary_due(seq) else header.summary
-        return replace(header, sinks=self._writes.entries(), summary=summary, reserved=reserved, freed=freed)
+        own: dict[str, Any] = {"sinks": self._writes.entries(), "reserved": reserved, "freed": freed}
+        if state.summary_due(seq):
+            own |= {"summary": seq, "order_since": seq if len(state.sequences) <= MOST_BLOCKED else header.order_since}
+        return replace(header, **own)
 
     def _reservations(self) -> tuple[pa.Table, pa.Table]:
         """Newly reserved keys: those that stay with their effect, and those that a letter of this transaction holds."""

@@ -23,7 +23,8 @@ from deadletter.policy import Used
 from deadletter.selection import Selection
 from deadletter.store import KEYS, Change, Commit, Free, Park
 from dedup.core.steps import Record
-from dedup.delta import DeltaStore, tables, verify
+from dedup.delta import DeltaStore, state, tables, transaction, verify
+from dedup.delta.ledger import ORDER, Ledger
 from fixtures.variants import of_which
 from kit import delta_kit as kit
 from kit import orders
@@ -153,6 +154,31 @@ def test_a_sequence_stays_in_order_whatever_is_changed(folder: Path) -> None:
     assert blocked(folder) == []
     assert [s for _, s, _ in chain(folder)] == ["REPROCESSED"] * 3 + ["DISCARDED", "REPROCESSED"]
     assert open_store(folder).problems(kit.NAME) == []
+
+
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_start_reads_the_blocked_sequences_and_not_those_of_long_ago(folder: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """A summary has all that are blocked: a fresh process reads from there, and all of it where too many were blocked for one."""
+    monkeypatch.setattr(state, "SUMMARY_EVERY", 3)
+    monkeypatch.setattr(transaction, "MOST_BLOCKED", most)
+    reads, read = Ledger.read, list[int]()
+
+    def noted(ledger: Ledger, files: Any, *rest: Any) -> Any:
+        read.extend(file.first for file in files if file.section == ORDER)
+        return reads(ledger, files, *rest)
+
+    store = open_store(folder)
+    number = kit.epoch(store)
+    park(store, number, [1, 2])
+    for position in range(3, 9):
+        ids = park(store, number, [position], sequence=b"t" * 16)
+        change(store, ids, action="DISCARDED", status="DISCARDED")
+    monkeypatch.setattr(Ledger, "read", noted)
+    assert blocked(folder) == [(SEQUENCE, 2)]
+    written = [file.first for file in store._states.of(kit.NAME).ledger.files_now() if file.section == ORDER]
+    assert {*read} == {*written} if most == 0 else {*read} == {*written[-len({*read}) :]} and len({*read}) <= 4
+    park(store, number, [10], sequence=b"t" * 16)
+    assert blocked(folder) == [(SEQUENCE, 2), (b"t" * 16, 10)]
 
 
 def test_a_change_sets_its_columns_and_no_other(folder: Path) -> None:
