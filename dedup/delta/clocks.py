@@ -13,11 +13,8 @@ from collections.abc import Iterable
 
 from dedup.delta.ledger import KEYS, Header, LedgerFile
 
-EVENED_OUT = dt.timedelta(days=1)
-"""By how much a decision is dated later than its own clock says, where the last one is. A clock that is further ahead leads nobody."""
-
-TOLD = dt.timedelta(hours=1)
-"""By how much a clock is late before it is told."""
+EVENED_OUT = dt.timedelta(hours=1)
+"""By how much a decision is dated later than its own clock says, where the last one is. A larger difference leads nobody, and is told."""
 
 log = logging.getLogger("dedup")
 
@@ -40,7 +37,7 @@ class DecisionTimes:
 
     def _tell(self, last: Header, now: dt.datetime) -> None:
         """Once, until the clock is right again."""
-        late = last.committed_at - now > TOLD
+        late = last.committed_at - now > EVENED_OUT
         if late and not self._told:
             log.warning(
                 "%s: this host's clock shows %s, and decision %s was made at %s. One of the two clocks is wrong. No key is purged earlier "

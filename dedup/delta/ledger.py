@@ -406,9 +406,7 @@ class Header:
     generation_since: int = 0  # seq of the decision that began the generation; damage before it was accepted
     keyspace_since: int = 0  # seq of the decision that began the keyspace; reservations and batch records above it count
     summary: int = 0  # seq of the newest summary of seen positions at or before this one, 0 for none
-    order_since: int = (
-        0  # seq of the newest decision that has all sequences blocked then in `order`, 0 for none: what lies before is settled
-    )
+    order_since: int = 0  # seq of the newest decision that has all sequences blocked then in `order`, 0 for none
     sinks: tuple[SinkFiles, ...] = ()
     marks: Mapping[str, Mark] = field(default_factory=dict)
     pending: tuple[int, ...] = ()  # earlier seqs that were not known to be published when this was decided

@@ -205,10 +205,10 @@ def test_a_host_whose_clock_was_ahead_makes_no_later_key_stay(days: Days, ahead:
     assert days.known() == ([1] if ahead == 400 else []) + [3]
 
 
-def test_a_decision_is_dated_no_earlier_than_the_one_before_within_a_day(days: Days) -> None:
-    """Hosts that differ a little give a ledger one day after another."""
-    days.decide(3, 1)
-    days.decide(2, 2, minute=1)
+def test_a_decision_is_dated_no_earlier_than_the_one_before_within_an_hour(days: Days) -> None:
+    """Hosts that differ by minutes at midnight give a ledger one day after another."""
+    days.decide(3, 1, minute=-710)
+    days.decide(2, 2, minute=710)
     days.decide(1, 3)
     days.decide(4, 4)
     assert [file.day for file in days.files()] == [date(3), date(3), date(1), date(4)]
