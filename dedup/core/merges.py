@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoint.errors import RowsMisfit, SinkMismatch
+from checkpoint.errors import HandlerError, RowsMisfit, SinkMismatch
 from checkpoint.position import Bools, Ints
 from dedup.core.envelope import POSITION
 from dedup.core.near import listed, meant
@@ -33,21 +33,27 @@ Ranks = Callable[[pa.Table], Mapping[str, pa.ChunkedArray]]
 """(rows) -> `ranks` of `last_per_key`."""
 
 
-def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray] | None = None) -> list[pa.Table]:
+def last_per_key(
+    rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArray] | None = None, *, ordered: bool = True
+) -> list[pa.Table]:
     """The rows that count, in the order of their positions, or in which they came; keys have 0.0 for -0.0.
 
     They are two tables where a row follows the deletion of its key: what it lacks is not what the deleted row had.
 
     Args:
         ranks: of columns that are not to be compared as they are: numbers that compare as the sink compares the values.
+        ordered: whether the order in which they came says anything.
 
     Raises:
+        HandlerError: nothing says which one of several rows of one key is the last.
         RowsMisfit: a column that `merge` names is missing, that of newer_by is of a type that has no order, or a key of one that has no
             equality.
     """
     require(rows, merge)
     rows = one_zero(rows, merge)
     compared = _compared(rows, merge, ranks or {})
+    if not ordered:
+        _refuse_chance(compared, merge)
     if set(POSITION) <= set(rows.column_names):
         moved = pc.sort_indices(compared, sort_keys=[(name, "ascending") for name in POSITION])
         rows, compared = rows.take(moved), compared.take(moved)
@@ -58,6 +64,21 @@ def last_per_key(rows: pa.Table, merge: Merge, ranks: Mapping[str, pa.ChunkedArr
     else:
         chosen = (_newest(compared, merge),)
     return [rows.take(pa.array(some)) for some in chosen if len(some)] or [rows.slice(0, 0)]
+
+
+def _refuse_chance(compared: pa.Table, merge: Merge) -> None:
+    """Raise HandlerError where rows came as it happened, and nothing but that would choose one of them."""
+    if merge.newer_by is not None or set(POSITION) <= set(compared.column_names):
+        return
+    keys = compared.select(list(merge.keys)).drop_null()  # a key without a value is refused for that
+    with _requiring_equality(compared, merge.keys):
+        several = keys.group_by(keys.column_names).aggregate([]).num_rows < keys.num_rows
+    if several:
+        raise HandlerError(
+            f"tx.merge got several rows of one key ({', '.join(merge.keys)}) from a DataFrame of which Spark keeps no order, as after a "
+            "join, a union or a repartition: let the rows of tx.merge carry their position columns, or name a column with newer_by=, "
+            "or make one row of each key."
+        )
 
 
 def _newest(compared: pa.Table, merge: Merge) -> Ints:
@@ -194,6 +215,7 @@ def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: R
         given: makes a table of rows that all have the same columns.
 
     Raises:
+        HandlerError: nothing says which one of several rows of one key is the last.
         ValuesRefused: values do not fit their columns, or rows of single events lack a column that `merge` names.
         RowsMisfit: a column that `merge` names is missing, or that of newer_by is of a type that has no order.
     """
@@ -204,7 +226,7 @@ def merges(rows: Rows, merge: Merge, given: Callable[[Rows], pa.Table], ranks: R
     for table in tables:
         require(table, merge)
     if len(tables) == 1:
-        return last_per_key(tables[0], merge, ranks(tables[0]))
+        return last_per_key(tables[0], merge, ranks(tables[0]), ordered=rows.ordered)
     return list(_turns([one_zero(table, merge) for table in tables], numbers, merge, ranks))
 
 

@@ -65,6 +65,7 @@ class ArrowRows:
     """Rows that are already here."""
 
     table: pa.Table
+    ordered: bool = True
     in_tasks: ClassVar[bool] = False
 
     @property
@@ -90,6 +91,7 @@ class PlainRows:
 
     rows: Sequence[Mapping[str, Any]]
     authors: list[Any] | None = None  # of rows of single events: the values of POSITION of each one's event
+    ordered: ClassVar[bool] = True
     in_tasks: ClassVar[bool] = False
 
     @cached_property
@@ -539,6 +541,10 @@ class Rows(Protocol):
     @property
     def in_tasks(self) -> bool:
         """Whether they are too many for the driver: use files()."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether `arrow` has them in an order that the handler knows: Spark's may be chance."""
 
     @property
     def schema(self) -> pa.Schema:

@@ -195,7 +195,7 @@ class SinkWrites:
 
         Crash: staged files that no commit names are deleted after some days.
         """
-        here = rows.plain() or ArrowRows(rows.arrow())
+        here = rows.plain() or ArrowRows(rows.arrow(), rows.ordered)
         sink = self._open(table, rows)
         refuse_unknown(how, here, sink.schema.names, repr(sink.name))
         turns = merges(here, how, lambda some: given_rows(SinkColumns(sink), some, how), lambda _: {})

@@ -278,6 +278,11 @@ class Checked:
         self._forbidden = _PositionSet(index.travelling(parked)) if carries else None
 
     @property
+    def ordered(self) -> bool:
+        """Whether the rows are in an order that the handler knows."""
+        return self._rows.ordered
+
+    @property
     def schema(self) -> pa.Schema:
         """Arrow schema of the rows."""
         return self._rows.schema

@@ -108,6 +108,8 @@ class Tx:
 
         Of two rows of one key in a batch the last by position counts, where the rows have their position columns, else the last in
         their order; with `newer_by` the first one with the greatest value. Position columns that the sink does not have are left out.
+        A DataFrame that Spark joined, united or moved has no order of its own. In such a frame every key comes once, or its rows carry
+        one of these; else the batch ends with a HandlerError.
 
         Args:
             rows: DataFrame, Arrow table, dict or list of dicts.

@@ -59,7 +59,7 @@ def merge(connection: Connection, sql: Statements, table: str, rows: Rows, how: 
     Crash: undone with the transaction.
     """
     sink, plain = sinks.describe(connection, sql, table, writer), rows.plain()
-    whole = ArrowRows(rows.arrow()) if plain is None else plain
+    whole = ArrowRows(rows.arrow(), rows.ordered) if plain is None else plain
     merges.refuse_unknown(how, whole, [column.name for column in sink.columns], sink.name)
     with sinks.unaltered(connection, sql, sink):
         return _merge(connection, sql, table, sink, whole, how)

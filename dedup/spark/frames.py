@@ -22,6 +22,7 @@ from checkpoint.errors import HandlerError
 from dedup.core.rows import OF_AN_EVENT, Rows, rows_of
 from dedup.spark import features, keeping
 from dedup.spark.answering import answering
+from dedup.spark.ordering import keeps_order
 from dedup.spark.prepare import named
 from dedup.spark.session import JavaError
 
@@ -40,10 +41,11 @@ class SparkFrames:
     def __init__(self, session: SparkSession, is_over: Callable[[], bool], *, in_tasks: bool) -> None:
         self.session, self._is_over, self._in_tasks = session, is_over, in_tasks
         self._origins: tuple[Origin, ...] = ()
+        self._in_order: tuple[DataFrame, ...] = ()  # frames in the order of the batch
 
     def remember(self, origin: Origin) -> None:
         """What the frame that the handler gets was made of: what it only picks from the frame needs no evaluation of it."""
-        self._origins = (origin,)
+        self._origins, self._in_order = (origin,), (origin.frame,)
 
     def columns(self, rows: DataFrame) -> list[str]:
         """Column names. Raises HandlerError for anything else than a DataFrame."""
@@ -64,6 +66,8 @@ class SparkFrames:
         rest = rows.where(F.lit(False)) if left is not None and not left.count else self._anti_join(rows, positions)
         if left is not None:
             self._origins = (*self._origins, replace(left, frame=rest))
+        if keeps_order(rows, self._in_order):  # a join that a small table is sent to each task for moves no row
+            self._in_order = (*self._in_order, rest)
         return rest
 
     def _anti_join(self, rows: DataFrame, positions: pa.Table) -> DataFrame:
@@ -85,7 +89,7 @@ class SparkFrames:
     def rows(self, rows: Any) -> Rows:
         """A DataFrame, an Arrow table, a dict or a list of dicts as rows for the store."""
         if _is_frame(rows):
-            return SparkRows(rows, self._in_tasks, self._origins)
+            return SparkRows(rows, self._in_tasks, self._origins, self._in_order)
         return rows_of(rows)
 
 
@@ -96,6 +100,12 @@ class SparkRows:
     frame: DataFrame
     in_tasks: bool
     origins: tuple[Origin, ...] = ()
+    in_order: tuple[DataFrame, ...] = ()  # frames in the order of the batch
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the rows come in an order that the handler knows."""
+        return keeps_order(self.frame, self.in_order)
 
     @property
     def schema(self) -> pa.Schema:
