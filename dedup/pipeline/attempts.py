@@ -12,6 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -82,6 +83,7 @@ class Attempts:
         self._spent = self._head.spent.get(Kind.HANDLER_ERROR, Spent())
         self._failures = list(self._spent.failures)
         self._standing = np.zeros(0, dtype=np.int64)  # rejected by a run whose other effects were undone
+        self._frameless: Exception | None = None  # what was raised where the handler's frame could not be made
         self._brownout = Brownout(frozenset(self.culprits), self._spent.out_of_time)
 
     def run(self) -> HandlerOutcome:
@@ -189,8 +191,11 @@ class Attempts:
         return classify(error, self.on_failure.errors)
 
     def _class_here(self, error: BaseException) -> ErrorClass:
-        """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass."""
-        return SYSTEMIC if is_ours(error) else self._class_of(error)
+        """Whether to try again inside this transaction: after an error of the store it is at an end, and only a new one can pass.
+
+        A frame that cannot be made is no event's fault, and what may pass of that is tried again with the batch.
+        """
+        return SYSTEMIC if is_ours(error) or error is self._frameless else self._class_of(error)
 
     def _is_not_of_an_event(self, error: Exception) -> bool:
         if isinstance(error, RowsRefused):
@@ -228,8 +233,9 @@ class Attempts:
         self.on_step("handler")
         limit = limited(self.on_failure.seconds_of_handler, f"{self._head.consumer}: a run of the handler", self._blame)
         with limit, self.transaction.attempt(), reentry.handling(self.on_failure.owner), self.batch.frames.answering():
+            given = self._frame(index.order[index.arrived(rows)])
             try:
-                refuse_answer(self.handler(self.batch.frame(index.order[index.arrived(rows)]), tx))  # type: ignore[func-returns-value]
+                refuse_answer(self.handler(given, tx))  # type: ignore[func-returns-value]
             except BaseException as left:
                 refuse_unknown_name(left, tx)
                 if _is_of_the_handler_alone(left):
@@ -242,6 +248,14 @@ class Attempts:
         self.outcome.rejected |= tx.rejected
         self.outcome.skipped.update(tx.skipped.tolist())
         self.order.block_behind(np.array(sorted(tx.rejected), dtype=np.int64))  # only here: the end of the attempt may undo the run
+
+    def _frame(self, rows: Ints) -> Any:
+        """What the handler is given."""
+        try:
+            return self.batch.frame(rows)
+        except Exception as error:
+            self._frameless = error
+            raise
 
     def _blame(self) -> None:
         company.blame(self.marker)

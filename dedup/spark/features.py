@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,7 +26,10 @@ from dedup.core.rows import for_spark
 from dedup.spark.answering import answering
 
 PIECE = 10_000
-"""Rows of an Arrow table that travel to a task as one value, where Spark takes no table."""
+"""Rows of an Arrow table that travel to a task as one value, where Spark takes no table, or where its session has no limit."""
+
+LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch"
+"""Rows of a piece in which a table goes to Spark; none or fewer: no limit, which `createDataFrame` of PySpark 4.2 hands to Arrow."""
 
 _APART: dict[str, SparkSession] = {}
 
@@ -171,10 +175,17 @@ def create(session: SparkSession, table: pa.Table, schema: StructType | None = N
     """
     rows = for_spark(table)
     if takes_arrow():
-        return session.createDataFrame(rows, schema=schema) if schema is not None else session.createDataFrame(rows)
+        with _limited(session):
+            return session.createDataFrame(rows, schema=schema) if schema is not None else session.createDataFrame(rows)
     pieces = [(bytearray(_ipc(rows.slice(start, PIECE))),) for start in range(0, rows.num_rows, PIECE)]
     packed = session.createDataFrame(pieces, "rows binary")
     return packed.mapInArrow(_unpacked, schema or spark_schema(rows.schema))
+
+
+def _limited(session: SparkSession) -> AbstractContextManager[None]:
+    """Classic Spark's session with a limit to the rows of a piece, where it has none: Arrow raises ValueError for pieces of no row."""
+    unlimited = hasattr(session, "_jsparkSession") and int(told(session, LIMIT, str(PIECE))) <= 0
+    return setting(session, {LIMIT: str(PIECE)}) if unlimited else contextlib.nullcontext()
 
 
 def of_any_size(frame: DataFrame) -> DataFrame:

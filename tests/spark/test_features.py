@@ -51,6 +51,30 @@ def test_rows_go_to_an_older_spark_and_come_back_as_they_are(older: SparkSession
     assert [column.to_pylist() for column in to_arrow(odd).columns] == [[1], [2], [3], [4]]
 
 
+@pytest.mark.parametrize("limit", ["0", "-1", "2"])
+def test_a_frame_is_made_whatever_limits_the_rows_of_a_piece(spark: SparkSession, limit: str) -> None:
+    """Zero and less mean no limit to Spark, and to Arrow an error, which would be taken for the handler's; the setting stays."""
+    from dedup.spark.features import create, setting, to_arrow
+
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    with setting(spark, {name: limit}):
+        assert to_arrow(create(spark, ROWS.slice(0, 5))).to_pylist() == ROWS.slice(0, 5).to_pylist()
+        assert spark.conf.get(name) == limit
+
+
+@pytest.mark.full
+@pytest.mark.fast_on("delta")
+def test_a_session_without_a_limit_parks_no_event(spark: SparkSession, place: Place) -> None:
+    """The handler's frame, and what is left of it after a rejection, are there for each event."""
+    from dedup.spark.features import create, setting
+
+    made = consumer(place.store())
+    made._handler = lambda rows, tx: tx.write(tx.reject(rows, "data.amount = 1", "one").select("data.*"), "orders")
+    with setting(spark, {"spark.sql.execution.arrow.maxRecordsPerBatch": "0"}):
+        made(create(spark, batch(*orders(range(3)))), 0)
+    assert ids(place.read()) == ["p0-0", "p0-2"]
+
+
 def assert_null_structs_come(spark: SparkSession) -> None:
     """Of fields that cannot be null, alone, twice under one name, in a list and in a map."""
     from dedup.spark.features import to_arrow

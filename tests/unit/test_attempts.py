@@ -112,6 +112,20 @@ def test_single_bad_events_are_found_in_few_runs(case: tuple[int, set[int]]) -> 
     assert len(runs) <= 2 * count - 1
 
 
+@pytest.mark.parametrize("error", [ValueError("chunks"), TimeoutError("slow")], ids=str)
+def test_a_frame_that_cannot_be_made_is_no_events_fault(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """The error goes through as it is, at the first try: the handler was not even asked."""
+    made, _, runs = attempts(4, lambda rows: None)
+
+    def fail(batch: EvaluatedArrow, rows: Any) -> pa.Table:
+        raise error
+
+    monkeypatch.setattr(EvaluatedArrow, "frame", fail)
+    with pytest.raises(type(error), match=str(error)):
+        made.run()
+    assert not runs and not made.outcome.failed
+
+
 @pytest.mark.full
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 40), st.sets(st.frozensets(st.integers(0, 39), min_size=2, max_size=3), max_size=4))
