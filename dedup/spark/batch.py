@@ -151,7 +151,7 @@ class SparkBatch:
         with scratch_folder(session, self._scratch) as folder:
             if not prepare.positions:
                 rows = rows.withColumn("sequence_number", F.monotonically_increasing_id())
-            with answers(), features.setting(session, AS_GIVEN):
+            with plan(self._batch, prepare).evaluating(self._batch), answers(), features.setting(session, AS_GIVEN):
                 written = self._write(rows.withColumn(ROW, F.monotonically_increasing_id()), folder)
             whole = session.read.schema(_with_row(rows.schema)).options(**OUR_FILES)
             found = EvaluatedInScratch(SparkFrames(session, lambda: self.is_over, in_tasks=True), whole.parquet(folder))
@@ -170,7 +170,8 @@ class SparkBatch:
 
     def _in_memory(self, prepare: Prepare) -> EvaluatedInMemory | None:
         found = plan(self._batch, prepare)
-        table = self.collect(found.rows(self._batch))
+        with found.evaluating(self._batch):
+            table = self.collect(found.rows(self._batch))
         if table is None:
             return None
         late = None if found.parts else found.spec

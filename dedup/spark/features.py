@@ -110,17 +110,32 @@ def apart(session: SparkSession) -> SparkSession:
 @contextlib.contextmanager
 def setting(session: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """The session with these settings, for the length of the block. What a platform does not let anybody change stays as it is."""
-    before = dict[str, str]()
+    before = dict[str, str | None]()
     with contextlib.suppress(PySparkException):
-        found = {name: str(session.conf.get(name)) for name in wanted}
-        for name in (name for name in wanted if found[name] != wanted[name]):
+        for name in (name for name, value in wanted.items() if session.conf.get(name) != value):
+            own = session.conf.get(name, None)
             session.conf.set(name, wanted[name])
-            before[name] = found[name]
+            before[name] = own
     try:
         yield
     finally:
         for name, value in before.items():
-            session.conf.set(name, value)
+            session.conf.unset(name) if value is None else session.conf.set(name, value)
+
+
+@contextlib.contextmanager
+def active(session: SparkSession) -> Iterator[None]:
+    """With the session as the active one of this thread, whose settings classic Spark parses by, whosever frame it is about."""
+    if not hasattr(session, "_jsparkSession"):
+        yield
+        return
+    sessions: Any = session._jvm.org.apache.spark.sql.SparkSession  # type: ignore[union-attr]
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(session._jsparkSession)
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
 
 
 def _settings(session: SparkSession) -> dict[str, str]:

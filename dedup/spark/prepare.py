@@ -7,8 +7,8 @@ are evaluated once. Works on classic Spark and Spark Connect alike. Called with 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -42,8 +42,10 @@ class PreparePlan:
     """Without the function of a user, which Spark applies; travels to tasks."""
     layout: Layout
     computed: tuple[Column, ...]
-    """What Spark computes of the input: SQL expressions of the mapping, named by their text, and what a function decodes."""
-    events: T.StructType
+    """What Spark computes of the input: SQL expressions of the mapping, named by their text."""
+    decoded: tuple[Column, ...] = ()
+    """What a user's function makes of the body."""
+    events: T.StructType = field(default_factory=T.StructType)
     parts: tuple[Column, ...] = ()
     """What Spark computes of the events: SQL expressions among the parts of keys, named by their text."""
     schema: T.StructType = field(default_factory=T.StructType)
@@ -51,13 +53,24 @@ class PreparePlan:
 
     def input(self, df: DataFrame) -> DataFrame:
         """The input with what Spark computes of it."""
-        return features.nullable(df.select("*", *self.computed) if self.computed else df)
+        with self.evaluating(df):
+            given = _with(df, self.computed)
+            return features.nullable(given.select("*", *self.decoded) if self.decoded else given)
 
     def rows(self, df: DataFrame) -> DataFrame:
         """What `finish` makes prepared rows of: the input or, where Spark computes parts of keys, the events, which tasks have made."""
         if not self.parts:
             return self.input(df)
-        return _mapped(self.input(df), partial(prepare.events, spec=self.spec), self.events).select("*", *self.parts)
+        with self.evaluating(df):
+            return _with(_mapped(self.input(df), partial(prepare.events, spec=self.spec), self.events), self.parts)
+
+    def evaluating(self, df: DataFrame) -> AbstractContextManager[None]:
+        """For whatever asks Spark Connect about rows of this input, a job or a schema: it analyses all of a frame there, and keeps it.
+
+        So our SQL has to be at home there; classic Spark has analysed it before.
+        """
+        late = (self.computed or self.parts) and not hasattr(df.sparkSession, "_jsparkSession")
+        return at_home(df.sparkSession) if late else nullcontext()
 
     @property
     def finish(self) -> Step:
@@ -76,7 +89,8 @@ def prepare_columns(df: DataFrame, spec: Prepare) -> DataFrame:
         ConfigError: as `plan`.
     """
     found = plan(df, spec)
-    return _mapped(found.rows(df), found.finish, found.schema)
+    with found.evaluating(df):
+        return _mapped(found.rows(df), found.finish, found.schema)
 
 
 def positions(df: DataFrame, spec: Prepare) -> DataFrame:
@@ -85,7 +99,8 @@ def positions(df: DataFrame, spec: Prepare) -> DataFrame:
     origins = [found.layout.envelope[name] for name in POSITION]
     needed = dict.fromkeys(origin.column for origin in origins if isinstance(origin, Named))
     schema = T.StructType([f for f in found.events if f.name in POSITION])
-    return _mapped(found.input(df).select(*map(named, needed)), partial(prepare.positions, plan=found.layout), schema)
+    with found.evaluating(df):
+        return _mapped(found.input(df).select(*map(named, needed)), partial(prepare.positions, plan=found.layout), schema)
 
 
 def _mapped(df: DataFrame, step: Step, schema: T.StructType) -> DataFrame:
@@ -100,6 +115,25 @@ def _each(batches: Iterable[pa.RecordBatch], step: Step) -> Iterator[pa.RecordBa
 def named(name: str) -> Column:
     """The column of exactly this name, whatever characters it has."""
     return F.col("`" + name.replace("`", "``") + "`")
+
+
+HOME = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "false"}
+"""Under what our SQL expressions are analysed: one message has one key in every session, and what cannot be converted is null."""
+
+
+@contextmanager
+def at_home(session: SparkSession) -> Iterator[None]:
+    """The settings under which our SQL expressions are analysed; the session's own are back afterwards."""
+    with features.setting(session, HOME), features.active(session):
+        yield
+
+
+def _with(df: DataFrame, computed: Sequence[Column]) -> DataFrame:
+    """With our SQL expressions."""
+    if not computed:
+        return df
+    with at_home(df.sparkSession):
+        return df.select("*", *computed)
 
 
 _plans: dict[Hashable, PreparePlan] = {}
@@ -125,20 +159,30 @@ def _work_out(df: DataFrame, spec: Prepare) -> PreparePlan:
     found = layout(df.columns, spec)
     sql = dict.fromkeys(origin.sql for origin in found.envelope.values() if isinstance(origin, Expression))
     computed = _ask(df, sql, "columns=")
+    first = PreparePlan(spec, layout([*df.columns, *sql], spec), tuple(computed))
     if callable(function := spec.decoder):
-        computed += _asked(df, lambda: [_decoded(found, function)], "decode=")
-        spec = replace(spec, decoder=_applied)
-    rows = features.nullable(df.select("*", *computed))
-    made = prepare.events(_empty(rows.schema), spec)
-    first = PreparePlan(spec, layout([*df.columns, *sql], spec), tuple(computed), _in_spark(made.schema, rows.schema))
-    parts = _parts(_mapped(rows, partial(prepare.events, spec=spec), first.events), made.schema, spec)
+        with first.evaluating(df):
+            decoded = _asked(_with(df, computed), lambda: [_decoded(found, function)], "decode=")
+        first = replace(first, spec=replace(spec, decoder=_applied), decoded=tuple(decoded))
+    return _with_events(first, df)
+
+
+def _with_events(first: PreparePlan, df: DataFrame) -> PreparePlan:
+    """Worked out to the end: what becomes of the input that has been computed."""
+    with first.evaluating(df):
+        given = first.input(df).schema
+        made = prepare.events(_empty(given), first.spec)
+        first = replace(first, events=_in_spark(made.schema, given))
+        parts = _parts(_mapped(first.input(df), partial(prepare.events, spec=first.spec), first.events), made.schema, first.spec)
     whole = replace(first, parts=tuple(parts))
-    return replace(whole, schema=_in_spark(whole.finish(_empty(whole.rows(df).schema)).schema, rows.schema))
+    with whole.evaluating(df):
+        rows = whole.rows(df).schema
+    return replace(whole, schema=_in_spark(whole.finish(_empty(rows)).schema, given))
 
 
 def _decoded(found: Layout, function: Callable[[Any], Any]) -> Column:
     body = found.envelope["body"]
-    given = named(body.column) if isinstance(body, Named) else F.expr(body.sql) if isinstance(body, Expression) else F.lit(body.value)
+    given = named(body.column) if isinstance(body, Named) else named(body.sql) if isinstance(body, Expression) else F.lit(body.value)
     column: Column = function(given.cast("binary"))
     return column.alias(prepare.BY_SPARK)
 
@@ -155,9 +199,12 @@ def _parts(events: DataFrame, schema: pa.Schema, spec: Prepare) -> list[Column]:
     return list(parts.values())
 
 
-def _ask(df: DataFrame, sql: Iterable[str], what: str) -> list[Column]:
+def _ask(df: DataFrame, sql: Collection[str], what: str) -> list[Column]:
     """These SQL expressions as columns that are named by their text."""
-    return _asked(df, lambda: [F.expr(text).alias(text) for text in sql], f"{what} {', '.join(map(repr, sql))}")
+    if not sql:
+        return []
+    with at_home(df.sparkSession):
+        return _asked(df, lambda: [F.expr(text).alias(text) for text in sql], f"{what} {', '.join(map(repr, sql))}")
 
 
 def _asked(df: DataFrame, columns: Callable[[], list[Column]], what: str) -> list[Column]:

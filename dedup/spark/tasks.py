@@ -12,7 +12,7 @@ import logging
 import pickle
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -64,6 +64,7 @@ class SparkTasks:
 
     def __init__(self, batch: DataFrame, scratch: str | None = None) -> None:
         self._batch, self._scratch = batch, scratch
+        self._prepare: Prepare | None = None  # of the rows that `run` brings
 
     @cached_property
     def cores(self) -> int:
@@ -74,7 +75,8 @@ class SparkTasks:
         """The lowest sequence number of each partition: one job, which reads the source."""
         rows = positions(self._batch, prepare)
         lowest = rows.groupBy("source", "topic", "partition").agg(F.min("sequence_number").alias("first"))
-        found = features.to_arrow(lowest).to_pylist()
+        with plan(self._batch, prepare).evaluating(self._batch):
+            found = features.to_arrow(lowest).to_pylist()
         return {Partition(r["source"], r["topic"], r["partition"]): r["first"] for r in found if None not in r.values()}
 
     def pack(self, what: object) -> bytes:
@@ -94,6 +96,7 @@ class SparkTasks:
 
     def prepared(self, prepare: Prepare) -> DataFrame:
         """The rows of the batch as events with keys, evaluated where `run` brings them."""
+        self._prepare = prepare
         return prepare_columns(self._batch, prepare)
 
     def run(self, rows: DataFrame, task: RunTask, answers: pa.Schema, at_once: int) -> pa.Table:
@@ -101,7 +104,8 @@ class SparkTasks:
 
         Crash: of the driver: tasks that run go on to the end of their transaction, unless a newer driver has fenced them.
         """
-        with registry_answers():
+        evaluating = nullcontext() if self._prepare is None else plan(self._batch, self._prepare).evaluating(self._batch)
+        with evaluating, registry_answers():
             return features.to_arrow(features.map_in_arrow(_placed(rows, at_once), task, features.spark_schema(answers)))
 
     def folder(self) -> AbstractContextManager[str] | None:
@@ -116,7 +120,7 @@ class SparkTasks:
         found = plan(self._batch, prepare)
         rows, late = found.rows(self._batch), None if found.parts else found.spec
         task = keeping.Keeping(folder, found.finish, late)
-        with registry_answers():
+        with found.evaluating(self._batch), registry_answers():
             return features.to_arrow(features.map_in_arrow(rows, task, features.spark_schema(keeping.PIECES))), late
 
     def spread(self, task: RunShare, parts: int, answers: pa.Schema) -> pa.Table:
