@@ -80,7 +80,8 @@ class Consumer(Registered):
             position is its key.
         on_key_conflict: what becomes of an event with a known key and another payload: "dead_letter", "duplicate" (dropped and counted) or
             "error" (the batch fails).
-        decode: `decode.json(schema)`, `decode.avro(schema)` or a function Column -> Column; adds the column `data`.
+        decode: `decode.json(schema)`, `decode.avro(schema)` or a function Column -> Column, which returns null for a body that it cannot
+            decode; adds the column `data`.
         positions: "auto" recognises Spark's Kafka source and the eventhubs schema; `Columns(...)` maps anything else;
             None: rows have no positions. Only keys distinguish events, there is no checkpoint, and `verify` can prove nothing.
         source: the broker's name, where the frame has none. It distinguishes topics of one name on two brokers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from checkpoint.errors import ConfigError, RegistryUnavailable
+from deadletter import outage
+from deadletter.classify import classify
+from deadletter.failure import chain
+from deadletter.known import PERMANENT
 from dedup.core.envelope import ENVELOPE, POSITION
 from dedup.core.rows import in_utc
 from dedup.decode import prepare
@@ -64,13 +68,18 @@ class PreparePlan:
         with self.evaluating(df):
             return _with(_mapped(self.input(df), partial(prepare.events, spec=self.spec), self.events), self.parts)
 
-    def evaluating(self, df: DataFrame) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluating(self, df: DataFrame) -> Iterator[None]:
         """For whatever asks Spark Connect about rows of this input, a job or a schema: it analyses all of a frame there, and keeps it.
 
         So our SQL has to be at home there; classic Spark has analysed it before.
+
+        Raises:
+            ConfigError: a user's function may have raised for a body.
         """
         late = (self.computed or self.parts) and not hasattr(df.sparkSession, "_jsparkSession")
-        return at_home(df.sparkSession) if late else nullcontext()
+        with at_home(df.sparkSession) if late else nullcontext(), _advising(self.spec.consumer) if self.decoded else nullcontext():
+            yield
 
     @property
     def finish(self) -> Step:
@@ -257,6 +266,36 @@ def answers() -> Iterator[None]:
         if found is None:
             raise
         raise RegistryUnavailable(found[1].strip()) from error
+
+
+_OF_DATA = re.compile(r"SQLSTATE: (22|38|39)|PythonException|MALFORMED_RECORD|Malformed records|FAILED_EXECUTE_UDF")
+"""In what Spark says where a value was wrong: the classes of a data exception and of a function that raised."""
+
+_OF_OURS = re.compile(r"dedup/spark/features\.py")
+"""In the trace of a task of ours, which is no function of a user's."""
+
+
+@contextmanager
+def _advising(consumer: str) -> Iterator[None]:
+    """Raise ConfigError where a value made Spark fail, and `decode=` is a function: the batch would come again, and fail, for ever."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_data(error):
+            raise
+        raise ConfigError(
+            f"Consumer {consumer!r}: Spark could not evaluate the batch because of a value in it, and decode= is a function. Such a "
+            "function has to return null for a body that it cannot decode; then the event is a dead letter (UNDECODABLE). Catch the error "
+            "in a UDF and return None; leave out the mode FAILFAST; write try_cast for cast. Spark's error, the cause, says what it was."
+        ) from error
+
+
+def _is_of_data(error: Exception) -> bool:
+    """Whether it is about a value, and not about the cluster, the network, a storage or the memory."""
+    if classify(error) != PERMANENT or outage.is_final(error) or outage.advice(error) is not None:
+        return False
+    said = "\n".join(map(outage.words, chain(error)))
+    return _OF_DATA.search(said) is not None and _OF_OURS.search(said) is None
 
 
 STATEFUL = (
