@@ -52,3 +52,19 @@ def test_rows_beside_a_change_of_type_are_what_they_were_given(postgres: str, be
     assert place.execute("select id, amount::bigint from orders order by id") == [(f"p0-{n}", n) for n in range(1, 5)]
     assert letters(place.store()) == []
     assert_proven(place.store())
+
+
+def test_a_path_of_the_handlers_is_no_change_of_the_table(postgres: str) -> None:
+    """A type of the user's is written with its schema or without, by the path that holds: the table is the same."""
+    place = PostgresPlace(postgres)
+    place.execute("create schema shop; create type shop.mood as enum ('glad'); create table shop.orders (id text, mood shop.mood)")
+    made = consumer(place.store())
+    made._handler = None
+
+    @made.foreach_batch
+    def load(rows: Any, tx: Any) -> None:
+        tx.connection.execute("set local search_path = shop")
+        tx.write([{"id": key, "mood": "glad"} for key in flatten(rows)["id"].to_pylist()], "orders")
+
+    assert made(batch(*orders([1, 2])), 0).processed == 2
+    assert place.execute("select count(*) from shop.orders") == [(2,)]
